@@ -1,0 +1,567 @@
+"""What a backend implements, and what it gets for it.
+
+A backend author subclasses :class:`Backend` and writes the primitives (the ``_…`` methods):
+one consistent read, one atomic commit, a draft slot, a lease, look-ups, metadata and thread
+administration. The five stores and every tier come from the core, on top of those, the
+same for every backend; so do id checks, timeouts, retries of idempotent commits, shielding
+from cancellation and the mapping of driver errors.
+
+Guarantees that hold for every primitive call:
+
+* ids and values were checked before the call; nothing invalid reaches a driver;
+* set-up (``_open``) has run once; a failed set-up is tried again by the next call;
+* the call is finished or timed out before a cancelled caller goes on, so no connection is
+  left half-used;
+* anything a driver raises passes :meth:`Backend._translate`.
+"""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import importlib.metadata
+import logging
+import random
+import secrets
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, ClassVar, Self, TypeVar
+from urllib.parse import urlsplit
+
+from chatkeep._bag import Persistence, Stores
+from chatkeep._facade import build_stores
+from chatkeep.codec import JsonValue
+from chatkeep.errors import (
+    BackendUnavailable,
+    ChatkeepError,
+    CompositionError,
+    InvalidValue,
+    MissingExtra,
+    RunConflict,
+    StoreClosed,
+)
+from chatkeep.records import (
+    CutRecord,
+    ModelMessage,
+    RunPatch,
+    RunRecord,
+    RunStatus,
+    is_terminal,
+)
+from chatkeep.scope import EMPTY_SCOPE, Scope, check_id
+from chatkeep.stores import (
+    LostRun,
+    RunStart,
+    ThreadList,
+    ThreadView,
+    TurnCommit,
+    TurnReceipt,
+    VersionedValue,
+    ViewQuery,
+)
+
+__all__ = [
+    "ANY_REVISION",
+    "Backend",
+    "Persistence",
+    "Stores",
+    "check_transition",
+    "new_commit_id",
+    "new_revision",
+    "open_persistence",
+]
+
+_T = TypeVar("_T")
+_log = logging.getLogger("chatkeep.backend")
+
+ANY_REVISION = "*"
+"""As ``expected`` of ``_metadata_put``: write whatever the revision is."""
+
+
+def new_commit_id() -> str:
+    """A fresh id for a boundary; keep it through retries."""
+    return secrets.token_urlsafe(12)
+
+
+def new_revision(version: int) -> str:
+    """A revision that no earlier incarnation of the thread can have had."""
+    return f"{version:x}.{secrets.token_hex(8)}"
+
+
+def check_transition(run: RunRecord, status: RunStatus, *, holds_lease: bool) -> None:
+    """The state machine of a run (founding document 002), with its guards.
+
+    ``running`` and ``interrupted`` go anywhere but back to ``running``; an ended run keeps its status (writing
+    the same one again is allowed). One exception: a run that ``sweep`` marked ``failed`` with
+    code ``worker_lost`` may still be ended by the worker that holds its lease token.
+
+    Raises:
+        RunConflict: ``transition``.
+    """
+    if run.status == status or not is_terminal(run.status):
+        if run.status == "interrupted" and status == "running":
+            raise RunConflict(run.run_id, "transition", detail="interrupted to running")
+        return
+    lost = run.error is not None and run.error.code == "worker_lost"
+    if run.status == "failed" and lost and holds_lease:
+        return
+    raise RunConflict(run.run_id, "transition", detail=f"{run.status} to {status}")
+
+
+class Backend(abc.ABC):
+    """Base class for implementers. Constructors do no I/O.
+
+    Args:
+        scope: in every key of this handle.
+        timeout: seconds for one store call, all its retries included; None: no limit.
+    """
+
+    name: ClassVar[str]
+    """Short name for messages: ``sqlite``, ``postgres``, …"""
+
+    commit_retries: ClassVar[int] = 3
+    """How often a commit is sent again after ``BackendUnavailable`` (same commit id)."""
+
+    def __init__(self, *, scope: Scope = EMPTY_SCOPE, timeout: float | None = 30.0) -> None:
+        self._scope = scope
+        self._timeout = timeout
+        self._shared = _Shared()
+
+    # -- handles ------------------------------------------------------------------
+
+    @property
+    def scope(self) -> Scope:
+        """The scope of this handle."""
+        return self._scope
+
+    @property
+    def resource(self) -> object:
+        """What two handles of one backend have in common, whatever their scope."""
+        return self._shared
+
+    def scoped(self, scope: Scope) -> Self:
+        """A handle of the same backend with another scope; connections are shared."""
+        clone = self._clone()
+        clone._scope = scope
+        clone._shared = self._shared
+        return clone
+
+    def persistence(self) -> Persistence:
+        """The bag of the five stores over this handle."""
+        return Persistence(build_stores(self), backends=(self,))
+
+    @abc.abstractmethod
+    def _clone(self) -> Self:
+        """A copy of this handle that shares clients and pools."""
+
+    # -- life ---------------------------------------------------------------------
+
+    async def ping(self) -> None:
+        """One cheap round trip to the database.
+
+        Raises:
+            BackendUnavailable: no answer.
+        """
+        await self._call(self._ping)
+
+    async def setup(self) -> None:
+        """Create what is missing (tables, indexes); safe when many processes race.
+        For SQL: run the migrations."""
+        await self._call(self._setup, opened=False)
+
+    async def check_schema(self) -> None:
+        """Verify that the stored layout is the one this package reads.
+
+        Raises:
+            SchemaOutOfDate: says what to run.
+        """
+        await self._call(self._check_schema, opened=False)
+
+    async def aclose(self) -> None:
+        """Close what was opened here (never a client that was passed in). Idempotent."""
+        if not self._shared.closed:
+            self._shared.closed = True
+            await self._close()
+
+    # -- TurnBackend --------------------------------------------------------------
+
+    async def read_view(self, thread_id: str, query: ViewQuery) -> ThreadView:
+        """See :class:`chatkeep.stores.TurnBackend`."""
+        check_id(thread_id, "thread_id")
+        if query.run_id is not None:
+            check_id(query.run_id, "run_id")
+        if query.limit is not None and query.limit < 1:
+            raise InvalidValue("limit", "must be at least 1")
+        return await self._call(lambda: self._read_view(thread_id, query))
+
+    async def commit_turn(self, commit: TurnCommit) -> TurnReceipt:
+        """See :class:`chatkeep.stores.TurnBackend`. Sent again, with the same commit id,
+        when the backend was unavailable."""
+        _check_commit(commit)
+        return await self._call(lambda: self._commit_turn(commit), retries=self.commit_retries)
+
+    async def save_draft(
+        self,
+        thread_id: str,
+        run_id: str,
+        messages: Sequence[ModelMessage],
+        *,
+        lease_token: str | None = None,
+    ) -> None:
+        """See :class:`chatkeep.stores.TurnBackend`."""
+        check_id(thread_id, "thread_id")
+        check_id(run_id, "run_id")
+        await self._call(lambda: self._save_draft(thread_id, run_id, messages, lease_token))
+
+    async def renew_lease(
+        self, thread_id: str, run_id: str, lease_token: str, lease_ms: int
+    ) -> RunRecord:
+        """See :class:`chatkeep.stores.TurnBackend`."""
+        check_id(thread_id, "thread_id")
+        check_id(run_id, "run_id")
+        return await self._call(lambda: self._renew_lease(thread_id, run_id, lease_token, lease_ms))
+
+    # -- look-ups -----------------------------------------------------------------
+
+    async def find_run(self, run_id: str) -> RunRecord | None:
+        """The run with this id, in whichever thread of the scope."""
+        check_id(run_id, "run_id")
+        return await self._call(lambda: self._find_run(run_id))
+
+    async def list_child_runs(self, parent_run_ids: Sequence[str]) -> dict[str, list[RunRecord]]:
+        """Children by parent id, each ascending by start; one query."""
+        for parent in parent_run_ids:
+            check_id(parent, "parent_run_id")
+        if not parent_run_ids:
+            return {}
+        found = await self._call(lambda: self._list_child_runs(parent_run_ids))
+        return {parent: found.get(parent, []) for parent in parent_run_ids}
+
+    async def list_reclaimable(
+        self, *, detached_before: int, limit: int, every_scope: bool = False
+    ) -> list[LostRun]:
+        """Running runs with ``detached_since <= detached_before``, oldest first."""
+        return await self._call(lambda: self._list_reclaimable(detached_before, limit, every_scope))
+
+    async def list_lost(self, *, limit: int) -> list[LostRun]:
+        """Of every scope: ``running`` runs whose lease has run out, oldest first."""
+        return await self._call(lambda: self._list_lost(limit))
+
+    # -- metadata -----------------------------------------------------------------
+
+    async def metadata_get(self, namespace: str, key: str) -> VersionedValue | None:
+        """Value and revision."""
+        _check_metadata_key(namespace, key)
+        return await self._call(lambda: self._metadata_get(namespace, key))
+
+    async def metadata_put(
+        self, namespace: str, key: str, value: JsonValue, expected: str | None
+    ) -> str | None:
+        """Write if the revision is ``expected`` (None: absent; :data:`ANY_REVISION`: always).
+        The new revision, or None if it was not."""
+        _check_metadata_key(namespace, key)
+        if value is None:
+            raise InvalidValue("value", "null could not be told from absence")
+        return await self._call(lambda: self._metadata_put(namespace, key, value, expected))
+
+    async def metadata_delete(self, namespace: str, key: str) -> None:
+        """Remove; absent is a no-op."""
+        _check_metadata_key(namespace, key)
+        await self._call(lambda: self._metadata_delete(namespace, key))
+
+    async def metadata_of(self, key: str) -> dict[str, JsonValue]:
+        """All values under ``key``, by namespace (a thread's metadata)."""
+        return await self._call(lambda: self._metadata_of(key))
+
+    # -- cuts and threads -----------------------------------------------------------
+
+    async def list_cuts(self, thread_id: str) -> list[CutRecord]:
+        """See :class:`chatkeep.stores.CutArchive`."""
+        check_id(thread_id, "thread_id")
+        return await self._call(lambda: self._list_cuts(thread_id))
+
+    async def load_cut(self, thread_id: str, cut_id: str) -> list[ModelMessage]:
+        """See :class:`chatkeep.stores.CutArchive`."""
+        check_id(thread_id, "thread_id")
+        return await self._call(lambda: self._load_cut(thread_id, cut_id))
+
+    async def purge_cuts(self, thread_id: str, *, before: int) -> int:
+        """See :class:`chatkeep.stores.CutArchive`."""
+        check_id(thread_id, "thread_id")
+        return await self._call(lambda: self._purge_cuts(thread_id, before))
+
+    async def delete_thread(self, thread_id: str) -> bool:
+        """This thread only: messages, runs, interrupts, activities, drafts, cuts and the
+        metadata under its id. (Children are the caller's: see the façade.)"""
+        check_id(thread_id, "thread_id")
+        return await self._call(lambda: self._delete_thread(thread_id))
+
+    async def list_threads(self, *, limit: int, cursor: str | None, children: bool) -> ThreadList:
+        """See :class:`chatkeep.stores.ThreadAdmin`."""
+        if limit < 1:
+            raise InvalidValue("limit", "must be at least 1")
+        return await self._call(lambda: self._list_threads(limit, cursor, children))
+
+    async def erase_messages(self, thread_id: str, message_ids: Sequence[str]) -> int:
+        """See :class:`chatkeep.stores.ThreadAdmin`."""
+        check_id(thread_id, "thread_id")
+        if not message_ids:
+            return 0
+        return await self._call(lambda: self._erase_messages(thread_id, message_ids))
+
+    async def list_idle(self, *, idle_ms: int, limit: int) -> list[tuple[Scope, str]]:
+        """Of every scope: threads not written for ``idle_ms``, oldest first (retention)."""
+        return await self._call(lambda: self._list_idle(idle_ms, limit))
+
+    # -- primitives -------------------------------------------------------------------
+
+    @abc.abstractmethod
+    async def _open(self) -> None:
+        """Run once before the first call (create on first use, probe, …)."""
+
+    @abc.abstractmethod
+    async def _close(self) -> None: ...
+
+    @abc.abstractmethod
+    async def _ping(self) -> None: ...
+
+    @abc.abstractmethod
+    async def _setup(self) -> None: ...
+
+    @abc.abstractmethod
+    async def _check_schema(self) -> None: ...
+
+    @abc.abstractmethod
+    def _translate(self, error: Exception) -> Exception:
+        """The chatkeep error for a driver error; ``error`` itself if it is no driver error."""
+
+    @abc.abstractmethod
+    async def _read_view(self, thread_id: str, query: ViewQuery) -> ThreadView: ...
+
+    @abc.abstractmethod
+    async def _commit_turn(self, commit: TurnCommit) -> TurnReceipt: ...
+
+    @abc.abstractmethod
+    async def _save_draft(
+        self,
+        thread_id: str,
+        run_id: str,
+        messages: Sequence[ModelMessage],
+        lease_token: str | None,
+    ) -> None: ...
+
+    @abc.abstractmethod
+    async def _renew_lease(
+        self, thread_id: str, run_id: str, lease_token: str, lease_ms: int
+    ) -> RunRecord: ...
+
+    @abc.abstractmethod
+    async def _find_run(self, run_id: str) -> RunRecord | None: ...
+
+    @abc.abstractmethod
+    async def _list_child_runs(
+        self, parent_run_ids: Sequence[str]
+    ) -> Mapping[str, list[RunRecord]]: ...
+
+    @abc.abstractmethod
+    async def _list_reclaimable(
+        self, detached_before: int, limit: int, every_scope: bool
+    ) -> list[LostRun]: ...
+
+    @abc.abstractmethod
+    async def _list_lost(self, limit: int) -> list[LostRun]: ...
+
+    @abc.abstractmethod
+    async def _metadata_get(self, namespace: str, key: str) -> VersionedValue | None: ...
+
+    @abc.abstractmethod
+    async def _metadata_put(
+        self, namespace: str, key: str, value: JsonValue, expected: str | None
+    ) -> str | None: ...
+
+    @abc.abstractmethod
+    async def _metadata_delete(self, namespace: str, key: str) -> None: ...
+
+    @abc.abstractmethod
+    async def _metadata_of(self, key: str) -> dict[str, JsonValue]: ...
+
+    @abc.abstractmethod
+    async def _list_cuts(self, thread_id: str) -> list[CutRecord]: ...
+
+    @abc.abstractmethod
+    async def _load_cut(self, thread_id: str, cut_id: str) -> list[ModelMessage]: ...
+
+    @abc.abstractmethod
+    async def _purge_cuts(self, thread_id: str, before: int) -> int: ...
+
+    @abc.abstractmethod
+    async def _delete_thread(self, thread_id: str) -> bool: ...
+
+    @abc.abstractmethod
+    async def _list_threads(self, limit: int, cursor: str | None, children: bool) -> ThreadList: ...
+
+    @abc.abstractmethod
+    async def _erase_messages(self, thread_id: str, message_ids: Sequence[str]) -> int: ...
+
+    @abc.abstractmethod
+    async def _list_idle(self, idle_ms: int, limit: int) -> list[tuple[Scope, str]]: ...
+
+    # -- the guard around every primitive ----------------------------------------------
+
+    async def _call(
+        self, primitive: Callable[[], Awaitable[_T]], *, retries: int = 0, opened: bool = True
+    ) -> _T:
+        if self._shared.closed:
+            raise StoreClosed(f"the {self.name} persistence")
+        return await _finish(self._guarded(primitive, retries, opened))
+
+    async def _guarded(
+        self, primitive: Callable[[], Awaitable[_T]], retries: int, opened: bool
+    ) -> _T:
+        try:
+            async with asyncio.timeout(self._timeout):
+                if opened:
+                    await self._ensure_open()
+                for attempt in range(retries + 1):
+                    try:
+                        return await self._translated(primitive)
+                    except BackendUnavailable as error:
+                        if attempt == retries:
+                            raise
+                        _log.warning("%s: %s; sending the commit again", self.name, error)
+                        await asyncio.sleep(0.02 * 2**attempt * (0.5 + random.random()))
+                raise AssertionError("unreachable")
+        except TimeoutError as error:
+            raise BackendUnavailable(
+                f"{self.name} did not answer within {self._timeout} s", outcome_unknown=True
+            ) from error
+
+    async def _translated(self, primitive: Callable[[], Awaitable[_T]]) -> _T:
+        try:
+            return await primitive()
+        except (ChatkeepError, TimeoutError):
+            raise
+        except Exception as error:
+            known = self._translate(error)
+            if known is error:
+                raise
+            raise known from error
+
+    async def _ensure_open(self) -> None:
+        shared = self._shared
+        if shared.opened:
+            return
+        async with shared.lock:
+            if not shared.opened:
+                await self._translated(self._open)
+                shared.opened = True
+
+
+class _Shared:
+    """State that all handles of one backend share."""
+
+    __slots__ = ("closed", "lock", "opened")
+
+    def __init__(self) -> None:
+        self.closed = False
+        self.opened = False
+        self.lock = asyncio.Lock()
+
+
+async def _finish(work: Awaitable[_T]) -> _T:
+    """Await ``work`` to its end even if the caller is cancelled meanwhile; then cancel.
+
+    Chats are cancelled all the time (a closed tab); a store call that stops half-way would
+    leave a connection in the middle of a transaction. The call's own timeout bounds the wait.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        while not task.done():
+            try:
+                await asyncio.wait({task})
+            except asyncio.CancelledError:
+                continue
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.warning("store call failed while its caller was cancelled: %s", error)
+        raise
+
+
+def _check_metadata_key(namespace: str, key: str) -> None:
+    check_id(namespace, "namespace")
+    # An empty key is legal upstream; the pair is the identity.
+    if key != "":
+        check_id(key, "key")
+
+
+def _check_commit(commit: TurnCommit) -> None:
+    check_id(commit.commit_id, "commit_id")
+    check_id(commit.thread_id, "thread_id")
+    if commit.run_id is not None:
+        check_id(commit.run_id, "run_id")
+    if isinstance(commit.run, RunStart):
+        check_id(commit.run.run_id, "run_id")
+        for name in ("parent_run_id", "subagent_run_id", "name"):
+            link = getattr(commit.run, name)
+            if link is not None:
+                check_id(link, name)
+    if isinstance(commit.run, RunPatch) and commit.run_id is None:
+        raise InvalidValue("commit.run_id", "a run patch needs the run's id")
+    if commit.claims and commit.run_id is None:
+        raise InvalidValue("commit.run_id", "claims are taken for a run")
+    if commit.splice is not None:
+        if commit.splice.keep_through < 0:
+            raise InvalidValue("splice.keep_through", "must not be negative")
+        if commit.restore is not None:
+            raise InvalidValue("commit.restore", "cannot stand beside a splice")
+    seen: set[tuple[str, str]] = set()
+    for record in commit.interrupts:
+        check_id(record.interrupt_id, "interrupt_id")
+        check_id(record.run_id, "interrupt.run_id")
+        if record.thread_id != commit.thread_id:
+            raise InvalidValue("interrupt.thread_id", "is not the commit's thread")
+        _once(seen, (record.run_id, record.interrupt_id), "interrupts")
+    for answer in commit.answers:
+        check_id(answer.interrupt_id, "interrupt_id")
+
+
+def _once(seen: set[tuple[str, str]], key: tuple[str, str], what: str) -> None:
+    if key in seen:
+        raise InvalidValue(what, f"{key[1]!r} stands there twice")
+    seen.add(key)
+
+
+def open_persistence(url: str, **options: Any) -> Persistence:
+    """The persistence for a URL; the scheme picks the installed sibling package.
+
+    ``memory://``, ``sqlite:///path.db``, ``postgresql://…``, ``postgresql+asyncpg://…``;
+    entry points of group ``chatkeep.backends`` name a scheme and a factory ``(url, **options)``.
+
+    Raises:
+        MissingExtra: names the extra that brings the scheme.
+        CompositionError: a scheme that nobody knows.
+    """
+    scheme = urlsplit(url).scheme.lower()
+    found = list(importlib.metadata.entry_points(group="chatkeep.backends", name=scheme))
+    if not found:
+        base = scheme.partition("+")[0]
+        found = list(importlib.metadata.entry_points(group="chatkeep.backends", name=base))
+        scheme_extra = _EXTRAS.get(base)
+        if not found and scheme_extra is not None:
+            raise MissingExtra(f"a {base}:// persistence", scheme_extra)
+    if not found:
+        known = sorted({e.name for e in importlib.metadata.entry_points(group="chatkeep.backends")})
+        raise CompositionError(f"no backend for {scheme!r} URLs; installed: {', '.join(known)}")
+    factory: Callable[..., Persistence] = found[0].load()
+    return factory(url, **options)
+
+
+_EXTRAS = {
+    "sqlite": "sqlite",
+    "postgresql": "postgres",
+    "postgres": "postgres",
+    "redis": "redis",
+    "rediss": "redis",
+    "dynamodb": "dynamodb",
+    "mongodb": "mongo",
+}

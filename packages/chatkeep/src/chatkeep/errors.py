@@ -1,0 +1,262 @@
+"""Every error chatkeep raises.
+
+    ChatkeepError
+    ├── StoreError                  a store refused or failed
+    │   ├── ThreadConflict          another writer moved the thread (revision)
+    │   │   └── UnseenMessages      the post would cut turns its client never saw
+    │   ├── InterruptConflict       already answered, claimed, or already there
+    │   ├── RunConflict             foreign thread, running, terminal, lease lost
+    │   ├── RecordTooLarge          a record above the backend's hard limit
+    │   ├── CorruptRecord           a stored row that cannot be read back
+    │   ├── BackendUnavailable      down, timed out, connection lost
+    │   ├── SchemaOutOfDate         tables are missing, behind or ahead
+    │   └── StoreClosed             used after ``aclose()``
+    ├── InvalidValue                a value that no backend may store
+    ├── CompositionError            a bag of stores that cannot work together
+    │   └── MissingExtra            a backend whose package is not installed
+    ├── InterruptResumeError        a resume batch that was refused
+    └── ToolError                   a tool definition or call that is wrong
+
+``code`` is the stable word that goes on the wire (``RUN_ERROR.code``, problem
+details); messages are for people and may change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
+
+__all__ = [
+    "BackendUnavailable",
+    "ChatkeepError",
+    "CompositionError",
+    "CorruptRecord",
+    "InterruptConflict",
+    "InterruptResumeError",
+    "InvalidValue",
+    "MissingExtra",
+    "RecordTooLarge",
+    "RunConflict",
+    "RunConflictReason",
+    "SchemaOutOfDate",
+    "StoreClosed",
+    "StoreError",
+    "ThreadConflict",
+    "ToolError",
+    "UnseenMessages",
+]
+
+RunConflictReason = Literal[
+    "foreign-thread", "running", "terminal", "lease-lost", "transition", "unknown"
+]
+
+
+class ChatkeepError(Exception):
+    """Base of the tree."""
+
+    code: ClassVar[str] = "chatkeep-error"
+
+
+class StoreError(ChatkeepError):
+    """A store refused the call or failed to carry it out."""
+
+    code = "store-error"
+
+
+class ThreadConflict(StoreError):
+    """The thread is at another revision than the caller expected. Nothing was written."""
+
+    code = "thread-conflict"
+
+    def __init__(
+        self,
+        thread_id: str,
+        *,
+        expected: str | None = None,
+        actual: str | None = None,
+        message: str | None = None,
+    ) -> None:
+        self.thread_id = thread_id
+        self.expected = expected
+        self.actual = actual
+        super().__init__(
+            message or f"thread {thread_id!r} is at revision {actual!r}, not {expected!r}"
+        )
+
+
+class UnseenMessages(ThreadConflict):
+    """A post would cut entries above the sequence number its client has seen."""
+
+    code = "unseen-messages"
+
+    def __init__(self, thread_id: str, *, seen: int, newest: int) -> None:
+        self.seen = seen
+        self.newest = newest
+        super().__init__(
+            thread_id,
+            message=(
+                f"the post would cut messages of thread {thread_id!r} up to number {newest}, "
+                f"but its client has only seen up to {seen}"
+            ),
+        )
+
+
+class InterruptConflict(StoreError):
+    """An interrupt is already answered, claimed by another run, or already exists.
+
+    ``remaining`` lists the ids that are still pending (sequential fallback).
+    """
+
+    code = "interrupt-conflict"
+
+    def __init__(
+        self,
+        thread_id: str,
+        interrupt_ids: Sequence[str],
+        reason: str,
+        *,
+        remaining: Sequence[str] = (),
+    ) -> None:
+        self.thread_id = thread_id
+        self.interrupt_ids = tuple(interrupt_ids)
+        self.reason = reason
+        self.remaining = tuple(remaining)
+        names = ", ".join(repr(i) for i in self.interrupt_ids) or "(none)"
+        super().__init__(f"interrupt {names} of thread {thread_id!r}: {reason}")
+
+
+class RunConflict(StoreError):
+    """A run id that this caller may not start, drive or change. Nothing was written."""
+
+    code = "run-conflict"
+
+    def __init__(
+        self,
+        run_id: str,
+        reason: RunConflictReason,
+        *,
+        thread_id: str | None = None,
+        detail: str = "",
+    ) -> None:
+        self.run_id = run_id
+        self.reason: RunConflictReason = reason
+        self.thread_id = thread_id
+        text = {
+            "foreign-thread": "belongs to another thread",
+            "running": "is already running",
+            "terminal": "has already ended",
+            "lease-lost": "is driven by somebody else: the lease was lost",
+            "transition": "cannot change its status that way",
+            "unknown": "does not exist",
+        }[reason]
+        super().__init__(f"run {run_id!r} {text}" + (f" ({detail})" if detail else ""))
+
+
+class RecordTooLarge(StoreError):
+    """A record above a hard limit of the backend. Sizes are bytes."""
+
+    code = "record-too-large"
+
+    def __init__(self, what: str, size: int, limit: int) -> None:
+        self.what = what
+        self.size = size
+        self.limit = limit
+        super().__init__(f"{what} has {size} bytes; the limit is {limit}")
+
+
+class CorruptRecord(StoreError):
+    """A stored row cannot be read back. It is never treated as absent."""
+
+    code = "corrupt-record"
+
+    def __init__(self, what: str, reason: str) -> None:
+        self.what = what
+        self.reason = reason
+        super().__init__(f"{what} cannot be read: {reason}")
+
+
+class BackendUnavailable(StoreError):
+    """The database is down, timed out, or the connection broke.
+
+    ``outcome_unknown`` is true when the write may have been applied. Sending the same
+    ``TurnCommit`` again is safe: its commit id makes the second one a no-op.
+    """
+
+    code = "backend-unavailable"
+
+    def __init__(self, message: str, *, outcome_unknown: bool = False) -> None:
+        self.outcome_unknown = outcome_unknown
+        super().__init__(message)
+
+
+class SchemaOutOfDate(StoreError):
+    """Tables are missing, or their version is not the one this package reads."""
+
+    code = "schema-out-of-date"
+
+    def __init__(self, message: str, *, found: str | None = None, expected: str | None = None):
+        self.found = found
+        self.expected = expected
+        super().__init__(message)
+
+
+class StoreClosed(StoreError):
+    """The persistence was used after ``aclose()``."""
+
+    code = "store-closed"
+
+    def __init__(self, what: str = "this persistence") -> None:
+        super().__init__(f"{what} is closed")
+
+
+class InvalidValue(ChatkeepError, ValueError):
+    """A value that no backend may store; ``path`` says where it stands (``$.a[0]``)."""
+
+    code = "invalid-value"
+
+    def __init__(self, path: str, reason: str) -> None:
+        self.path = path
+        self.reason = reason
+        super().__init__(f"{path}: {reason}")
+
+
+class CompositionError(ChatkeepError, TypeError):
+    """A bag of stores that cannot do what is asked of it."""
+
+    code = "composition-error"
+
+
+class MissingExtra(CompositionError):
+    """A backend or helper whose package is not installed; the message names the extra."""
+
+    code = "missing-extra"
+
+    def __init__(self, what: str, extra: str) -> None:
+        self.extra = extra
+        super().__init__(f'{what} needs an extra: pip install "chatkeep[{extra}]"')
+
+
+class InterruptResumeError(ChatkeepError):
+    """A refused resume batch. ``errors`` are JSON objects, item errors first.
+
+    Each has ``scope`` (``item`` or ``batch``), ``code``, ``message``, ``source``,
+    ``retryable``, ``threadId``, ``interruptedRunId``, ``generation`` and ``interruptId`` or
+    ``interruptIds``: what the browser client matches against the batch it sent.
+    """
+
+    code = "interrupt-resume"
+
+    def __init__(self, errors: Sequence[dict[str, Any]]) -> None:
+        self.errors = tuple(errors)
+        super().__init__("; ".join(str(e.get("message", e.get("code"))) for e in self.errors))
+
+    @property
+    def first_code(self) -> str:
+        """Code of the first error: what ``RUN_ERROR.code`` carries."""
+        return str(self.errors[0]["code"]) if self.errors else self.code
+
+
+class ToolError(ChatkeepError):
+    """A tool definition that is wrong (duplicate name, bad schema)."""
+
+    code = "tool-error"
