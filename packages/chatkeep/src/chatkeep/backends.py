@@ -22,7 +22,6 @@ import asyncio
 import importlib.metadata
 import logging
 import random
-import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, ClassVar, Self, TypeVar
 from urllib.parse import urlsplit
@@ -36,17 +35,10 @@ from chatkeep.errors import (
     CompositionError,
     InvalidValue,
     MissingExtra,
-    RunConflict,
     StoreClosed,
 )
-from chatkeep.records import (
-    CutRecord,
-    ModelMessage,
-    RunPatch,
-    RunRecord,
-    RunStatus,
-    is_terminal,
-)
+from chatkeep.records import CutRecord, ModelMessage, RunPatch, RunRecord
+from chatkeep.rules import check_transition, new_commit_id, new_revision
 from chatkeep.scope import EMPTY_SCOPE, Scope, check_id
 from chatkeep.stores import (
     LostRun,
@@ -75,36 +67,6 @@ _log = logging.getLogger("chatkeep.backend")
 
 ANY_REVISION = "*"
 """As ``expected`` of ``_metadata_put``: write whatever the revision is."""
-
-
-def new_commit_id() -> str:
-    """A fresh id for a boundary; keep it through retries."""
-    return secrets.token_urlsafe(12)
-
-
-def new_revision(version: int) -> str:
-    """A revision that no earlier incarnation of the thread can have had."""
-    return f"{version:x}.{secrets.token_hex(8)}"
-
-
-def check_transition(run: RunRecord, status: RunStatus, *, holds_lease: bool) -> None:
-    """The state machine of a run (founding document 002), with its guards.
-
-    ``running`` and ``interrupted`` go anywhere but back to ``running``; an ended run keeps its status (writing
-    the same one again is allowed). One exception: a run that ``sweep`` marked ``failed`` with
-    code ``worker_lost`` may still be ended by the worker that holds its lease token.
-
-    Raises:
-        RunConflict: ``transition``.
-    """
-    if run.status == status or not is_terminal(run.status):
-        if run.status == "interrupted" and status == "running":
-            raise RunConflict(run.run_id, "transition", detail="interrupted to running")
-        return
-    lost = run.error is not None and run.error.code == "worker_lost"
-    if run.status == "failed" and lost and holds_lease:
-        return
-    raise RunConflict(run.run_id, "transition", detail=f"{run.status} to {status}")
 
 
 class Backend(abc.ABC):
@@ -141,8 +103,8 @@ class Backend(abc.ABC):
     def scoped(self, scope: Scope) -> Self:
         """A handle of the same backend with another scope; connections are shared."""
         clone = self._clone()
-        clone._scope = scope
-        clone._shared = self._shared
+        clone._scope = scope  # noqa: SLF001  (the same class)
+        clone._shared = self._shared  # noqa: SLF001
         return clone
 
     def persistence(self) -> Persistence:
@@ -309,7 +271,8 @@ class Backend(abc.ABC):
         return await self._call(lambda: self._erase_messages(thread_id, message_ids))
 
     async def list_idle(self, *, idle_ms: int, limit: int) -> list[tuple[Scope, str]]:
-        """Of every scope: threads not written for ``idle_ms``, oldest first (retention)."""
+        """Of every scope: threads not written for ``idle_ms``, oldest first (retention).
+        Threads of subagents are left out: they go with their parents."""
         return await self._call(lambda: self._list_idle(idle_ms, limit))
 
     # -- primitives -------------------------------------------------------------------
@@ -501,6 +464,8 @@ def _check_commit(commit: TurnCommit) -> None:
         check_id(commit.run_id, "run_id")
     if isinstance(commit.run, RunStart):
         check_id(commit.run.run_id, "run_id")
+        if commit.run_id not in (None, commit.run.run_id):
+            raise InvalidValue("commit.run_id", "is not the run that the commit starts")
         for name in ("parent_run_id", "subagent_run_id", "name"):
             link = getattr(commit.run, name)
             if link is not None:
@@ -509,6 +474,10 @@ def _check_commit(commit: TurnCommit) -> None:
         raise InvalidValue("commit.run_id", "a run patch needs the run's id")
     if commit.claims and commit.run_id is None:
         raise InvalidValue("commit.run_id", "claims are taken for a run")
+    if commit.lease_token is not None and commit.run_id is None:
+        raise InvalidValue("commit.run_id", "a lease token needs the run's id")
+    if commit.lease_expired and commit.lease_token is None:
+        raise InvalidValue("commit.lease_token", "an expired lease is named by its token")
     if commit.splice is not None:
         if commit.splice.keep_through < 0:
             raise InvalidValue("splice.keep_through", "must not be negative")
@@ -523,6 +492,8 @@ def _check_commit(commit: TurnCommit) -> None:
         _once(seen, (record.run_id, record.interrupt_id), "interrupts")
     for answer in commit.answers:
         check_id(answer.interrupt_id, "interrupt_id")
+        if answer.status not in ("resolved", "cancelled"):
+            raise InvalidValue("answer.status", f"cannot be {answer.status!r}")
 
 
 def _once(seen: set[tuple[str, str]], key: tuple[str, str], what: str) -> None:

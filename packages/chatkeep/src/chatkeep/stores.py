@@ -7,7 +7,7 @@ Sequence numbers: every message is an entry with a number, per thread, never reu
 are inserted and never changed. A splice keeps the live entries up to a number and replaces
 what follows. A *revision* is an opaque text, compared for equality only; it changes with the
 transcript and never repeats, not even after delete and re-create. ``""`` is the revision of a
-thread that does not exist.
+thread whose transcript was never written.
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ StoreKey = Literal["messages", "runs", "interrupts", "activities", "metadata"]
 STORE_KEYS: tuple[StoreKey, ...] = ("messages", "runs", "interrupts", "activities", "metadata")
 
 NO_THREAD = ""
-"""Revision of a thread that does not exist; as ``expected`` it means "must not exist"."""
+"""Revision of a thread without a transcript so far; as ``expected`` it means "none was
+written". A run, an interrupt or an activity makes the thread exist and leaves it there."""
 
 
 # ----------------------------------------------------------------------------- messages
