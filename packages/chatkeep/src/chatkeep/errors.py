@@ -15,6 +15,11 @@
     ├── CompositionError            a bag of stores that cannot work together
     │   └── MissingExtra            a backend whose package is not installed
     ├── InterruptResumeError        a resume batch that was refused
+    ├── DeliveryError               an event log that cannot serve what was asked
+    │   ├── UnknownRun              a run that the log does not know, or no longer
+    │   ├── UnknownOffset           an offset that names no event of the run
+    │   └── EventsTrimmed           older events of the run are no longer kept
+    ├── BadRequest                  a request that is not one of ours
     └── ToolError                   a tool definition or call that is wrong
 
 ``code`` is the stable word that goes on the wire (``RUN_ERROR.code``, problem
@@ -28,9 +33,12 @@ from typing import Any, ClassVar, Literal
 
 __all__ = [
     "BackendUnavailable",
+    "BadRequest",
     "ChatkeepError",
     "CompositionError",
     "CorruptRecord",
+    "DeliveryError",
+    "EventsTrimmed",
     "InterruptConflict",
     "InterruptResumeError",
     "InvalidValue",
@@ -43,6 +51,8 @@ __all__ = [
     "StoreError",
     "ThreadConflict",
     "ToolError",
+    "UnknownOffset",
+    "UnknownRun",
     "UnseenMessages",
 ]
 
@@ -260,3 +270,52 @@ class ToolError(ChatkeepError):
     """A tool definition that is wrong (duplicate name, bad schema)."""
 
     code = "tool-error"
+
+
+class DeliveryError(ChatkeepError):
+    """An event log cannot serve what was asked for. The transcript is not concerned."""
+
+    code = "delivery-error"
+
+
+class UnknownRun(DeliveryError):
+    """The log does not know the run: never started here, or no longer kept."""
+
+    code = "unknown-run"
+
+    def __init__(self, run_id: str) -> None:
+        self.run_id = run_id
+        super().__init__(f"no events of run {run_id!r} are kept here")
+
+
+class UnknownOffset(DeliveryError):
+    """An offset that names no event of the run."""
+
+    code = "unknown-offset"
+
+    def __init__(self, run_id: str, offset: str) -> None:
+        self.run_id = run_id
+        self.offset = offset
+        super().__init__(f"{offset!r} names no event of run {run_id!r}")
+
+
+class EventsTrimmed(DeliveryError):
+    """The run published more than is kept of one run, and older events were asked for."""
+
+    code = "events-trimmed"
+
+    def __init__(self, run_id: str) -> None:
+        self.run_id = run_id
+        super().__init__(f"older events of run {run_id!r} are no longer kept")
+
+
+class BadRequest(ChatkeepError, ValueError):
+    """A request that does not say what a chat request must say; ``path`` names the place
+    (``$.messages[0].id``). Nothing was touched."""
+
+    code = "bad-request"
+
+    def __init__(self, path: str, reason: str) -> None:
+        self.path = path
+        self.reason = reason
+        super().__init__(f"{path}: {reason}")

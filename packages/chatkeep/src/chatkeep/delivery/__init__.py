@@ -1,0 +1,38 @@
+"""Getting a run's events to viewers: the delivery log, and the producers that fill it.
+
+A run is driven by a :class:`Producer`, apart from every response; a response follows the
+run's log. So a dropped socket stops nothing, a second tab sees the same events under the same
+offsets, and a client that comes back asks for what comes after the last offset it has.
+"""
+
+from __future__ import annotations
+
+from chatkeep.delivery._producer import Delivery, Producer
+from chatkeep.delivery._protocol import (
+    FROM_NOW,
+    FROM_START,
+    DeliveryLog,
+    LoggedEvent,
+    LoggedRun,
+    LogWriter,
+    RunKey,
+)
+from chatkeep.delivery._runlog import RunLog, encode_event, offset_run
+from chatkeep.delivery._terminal import is_terminal, with_terminal
+
+__all__ = [
+    "FROM_NOW",
+    "FROM_START",
+    "Delivery",
+    "DeliveryLog",
+    "LogWriter",
+    "LoggedEvent",
+    "LoggedRun",
+    "Producer",
+    "RunKey",
+    "RunLog",
+    "encode_event",
+    "is_terminal",
+    "offset_run",
+    "with_terminal",
+]

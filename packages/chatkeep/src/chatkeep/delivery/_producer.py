@@ -1,0 +1,211 @@
+"""Driving a chat stream into a delivery log, apart from whoever watches it.
+
+A response only reads the log. A viewer who leaves stops reading; the run goes on, is saved
+and finishes. What ends a run early is :meth:`Producer.abort` or the server going down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING, Self
+
+from ag_ui.core import BaseEvent
+
+from chatkeep.delivery._protocol import (
+    FROM_START,
+    DeliveryLog,
+    LoggedEvent,
+    LoggedRun,
+    LogWriter,
+    RunKey,
+)
+from chatkeep.delivery._runlog import RunLog
+from chatkeep.delivery._terminal import aclose, cancelled, failed, is_terminal, with_terminal
+from chatkeep.errors import ChatkeepError, StoreClosed
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from chatkeep.engine import AbortSignal
+
+__all__ = ["Delivery", "Producer"]
+
+_log = logging.getLogger("chatkeep.delivery")
+
+_ABORT_GRACE = 5.0
+"""Seconds in which a run that was asked to stop may end by itself before its task is cancelled."""
+
+
+class Producer:
+    """Drives one stream into the log of its run, in a task of its own.
+
+    The log gets exactly one terminal event, last, and is closed on every way out. A producer
+    whose task is cancelled closes the stream first, so that the run is saved as aborted, and
+    then publishes RUN_FINISHED with outcome ``cancelled``.
+    """
+
+    def __init__(
+        self,
+        stream: AsyncIterator[BaseEvent],
+        writer: LogWriter,
+        *,
+        key: RunKey,
+        thread_id: str,
+        abort: AbortSignal | None = None,
+    ) -> None:
+        self.key = key
+        self.thread_id = thread_id
+        self._stream = stream
+        self._writer = writer
+        self._signal = abort
+        self._ended = False
+        self._task = asyncio.create_task(self._run(), name=f"chatkeep run {key.run_id}")
+
+    @property
+    def task(self) -> asyncio.Task[None]:
+        """The background task; it never fails, only ends or is cancelled."""
+        return self._task
+
+    async def abort(self, reason: str | None = None, *, grace: float = _ABORT_GRACE) -> None:
+        """Stop the run and wait until it has been saved and its log is closed.
+
+        With an abort signal the stream ends by itself (it closes what is open and says
+        ``cancelled``); after ``grace`` seconds, or without a signal, the task is cancelled.
+        """
+        if self._signal is not None:
+            self._signal.abort(reason)
+            await asyncio.wait({self._task}, timeout=grace)
+        self._task.cancel()
+        await asyncio.wait({self._task})
+
+    async def _run(self) -> None:
+        ids = {"thread_id": self.thread_id, "run_id": self.key.run_id}
+        events = with_terminal(self._stream, **ids)
+        try:
+            async for event in events:
+                await self._publish(event)
+                # A model that never waits would keep every viewer from being served.
+                await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            await aclose(self._stream)
+            if not self._ended:
+                await self._publish(cancelled(**ids))
+            raise
+        except ChatkeepError as error:
+            # The log refused an event (its value is no JSON, another writer took over).
+            _log.exception("an event of run %r could not be published", self.key.run_id)
+            await aclose(events)
+            await aclose(self._stream)
+            await self._publish_failure(error)
+        finally:
+            await self._writer.close()
+
+    async def _publish(self, event: BaseEvent) -> None:
+        await self._writer.append([event])
+        self._ended = self._ended or is_terminal(event)
+
+    async def _publish_failure(self, error: ChatkeepError) -> None:
+        if self._ended:
+            return
+        message = "An event of the run could not be published."
+        event = failed(message, error.code, thread_id=self.thread_id, run_id=self.key.run_id)
+        try:
+            await self._publish(event)
+        except ChatkeepError:
+            _log.exception("run %r has no terminal event in its log", self.key.run_id)
+
+
+class Delivery:
+    """A delivery log and the producers that write to it; make one per process.
+
+    Args:
+        log: where events go; an in-process :class:`RunLog` by default.
+        drain: seconds that :meth:`aclose` gives running runs to finish by themselves.
+    """
+
+    def __init__(self, log: DeliveryLog | None = None, *, drain: float = 5.0) -> None:
+        self.log: DeliveryLog = RunLog() if log is None else log
+        self._drain = drain
+        self._producers: dict[RunKey, Producer] = {}
+        self._closed = False
+
+    @property
+    def running(self) -> list[RunKey]:
+        """The runs that this process drives."""
+        return list(self._producers)
+
+    async def start(
+        self,
+        stream: AsyncIterator[BaseEvent],
+        *,
+        key: RunKey,
+        thread_id: str,
+        abort: AbortSignal | None = None,
+    ) -> Producer:
+        """Drive ``stream`` into the log. It is closed here if the log refuses the run.
+
+        Args:
+            stream: the events of one run.
+            key: the run.
+            thread_id: whom to ask before somebody may read the log.
+            abort: the signal that the stream obeys; without one it is cancelled.
+
+        Raises:
+            RunConflict: the log knows the run already.
+            StoreClosed: after :meth:`aclose`.
+        """
+        try:
+            if self._closed:
+                raise StoreClosed("this delivery")
+            writer = await self.log.open(key, thread_id)
+        except BaseException:
+            await aclose(stream)
+            raise
+        producer = Producer(stream, writer, key=key, thread_id=thread_id, abort=abort)
+        self._producers[key] = producer
+        producer.task.add_done_callback(lambda _: self._producers.pop(key, None))
+        return producer
+
+    async def find(self, key: RunKey) -> LoggedRun | None:
+        """See :class:`DeliveryLog`."""
+        return await self.log.find(key)
+
+    async def follow(
+        self, key: RunKey, after: str = FROM_START
+    ) -> AsyncIterator[Sequence[LoggedEvent]]:
+        """See :class:`DeliveryLog`."""
+        return await self.log.follow(key, after)
+
+    async def abort(self, key: RunKey, reason: str | None = None) -> bool:
+        """Stop a run that this process drives; whether it did drive it."""
+        producer = self._producers.get(key)
+        if producer is None:
+            return False
+        await producer.abort(reason)
+        return True
+
+    async def aclose(self) -> None:
+        """Take no more runs, let the running ones finish for ``drain`` seconds, then abort
+        the rest and wait until they are saved. Call it before the persistence is closed.
+        Idempotent."""
+        self._closed = True
+        producers = list(self._producers.values())
+        if producers:
+            await asyncio.wait({p.task for p in producers}, timeout=self._drain)
+        left = [p for p in producers if not p.task.done()]
+        if left:
+            _log.warning("shutting down: %d runs are aborted", len(left))
+            await asyncio.gather(*(p.abort("server shutdown") for p in left))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.aclose()
