@@ -33,12 +33,13 @@ from chatkeep.errors import (
     BackendUnavailable,
     ChatkeepError,
     CompositionError,
+    InterruptConflict,
     InvalidValue,
     MissingExtra,
     StoreClosed,
 )
 from chatkeep.records import CutRecord, ModelMessage, RunPatch, RunRecord
-from chatkeep.rules import check_transition, new_commit_id, new_revision
+from chatkeep.rules import ANY_REVISION, check_transition, new_commit_id, new_revision
 from chatkeep.scope import EMPTY_SCOPE, Scope, check_id
 from chatkeep.stores import (
     LostRun,
@@ -64,9 +65,6 @@ __all__ = [
 
 _T = TypeVar("_T")
 _log = logging.getLogger("chatkeep.backend")
-
-ANY_REVISION = "*"
-"""As ``expected`` of ``_metadata_put``: write whatever the revision is."""
 
 
 class Backend(abc.ABC):
@@ -94,6 +92,11 @@ class Backend(abc.ABC):
     def scope(self) -> Scope:
         """The scope of this handle."""
         return self._scope
+
+    @property
+    def timeout(self) -> float | None:
+        """Seconds that one store call may take, all its retries included."""
+        return self._timeout
 
     @property
     def resource(self) -> object:
@@ -483,6 +486,8 @@ def _check_commit(commit: TurnCommit) -> None:
             raise InvalidValue("splice.keep_through", "must not be negative")
         if commit.restore is not None:
             raise InvalidValue("commit.restore", "cannot stand beside a splice")
+    if commit.restore is not None and commit.cut_append is not None:
+        raise InvalidValue("commit.restore", "cannot stand beside a cut append")
     seen: set[tuple[str, str]] = set()
     for record in commit.interrupts:
         check_id(record.interrupt_id, "interrupt_id")
@@ -490,7 +495,11 @@ def _check_commit(commit: TurnCommit) -> None:
         if record.thread_id != commit.thread_id:
             raise InvalidValue("interrupt.thread_id", "is not the commit's thread")
         _once(seen, (record.run_id, record.interrupt_id), "interrupts")
+    asked: set[tuple[str | None, str]] = set()
     for answer in commit.answers:
+        if (answer.run_id, answer.interrupt_id) in asked:
+            raise InterruptConflict(commit.thread_id, [answer.interrupt_id], "is answered twice")
+        asked.add((answer.run_id, answer.interrupt_id))
         check_id(answer.interrupt_id, "interrupt_id")
         if answer.status not in ("resolved", "cancelled"):
             raise InvalidValue("answer.status", f"cannot be {answer.status!r}")

@@ -43,6 +43,7 @@ from chatkeep.scope import check_id
 from chatkeep.stores import InterruptAnswer, InterruptRef, RunStart, TurnCommit
 
 __all__ = [
+    "ANY_REVISION",
     "CHILD_PREFIX",
     "Entry",
     "active_runs",
@@ -70,6 +71,9 @@ __all__ = [
 ]
 
 _R = TypeVar("_R", bound=Record)
+
+ANY_REVISION = "*"
+"""As ``expected`` of ``_metadata_put``: write whatever the revision is."""
 
 CHILD_PREFIX = "subagent:"
 """Threads of subagents are named ``subagent:<run id of the child>``."""
@@ -340,7 +344,8 @@ def find_interrupt(
         if record.interrupt_id == ref.interrupt_id and ref.run_id in (None, record.run_id)
     ]
     pending = [record for record in named if record.status == "pending"]
-    return (pending or named or [None])[-1]
+    best = pending or named
+    return best[-1] if best else None
 
 
 def settle_interrupt(
@@ -430,12 +435,9 @@ def decode_cursor(cursor: str, *kinds: type[int | str]) -> tuple[Any, ...]:
     """
     try:
         raw = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4))
-        parts: Any = orjson.loads(raw)
-    except (binascii.Error, ValueError):
+        parts = tuple[Any, ...](orjson.loads(raw))
+    except (binascii.Error, ValueError, TypeError):
         raise InvalidValue("cursor", "is not a cursor of this list") from None
-    if not isinstance(parts, list):
+    if tuple(map(type, parts)) != kinds:
         raise InvalidValue("cursor", "is not a cursor of this list")
-    found = list[Any](parts)
-    if [type(part) for part in found] != list(kinds):
-        raise InvalidValue("cursor", "is not a cursor of this list")
-    return tuple(found)
+    return parts
