@@ -278,6 +278,11 @@ class Backend(abc.ABC):
         Threads of subagents are left out: they go with their parents."""
         return await self._call(lambda: self._list_idle(idle_ms, limit))
 
+    async def list_cut_threads(self, *, before: int, limit: int) -> list[tuple[Scope, str]]:
+        """Of every scope: threads with a cut made before ``before`` (ms), oldest cut first
+        (retention). Threads of subagents are among them."""
+        return await self._call(lambda: self._list_cut_threads(before, limit))
+
     # -- primitives -------------------------------------------------------------------
 
     @abc.abstractmethod
@@ -370,6 +375,9 @@ class Backend(abc.ABC):
 
     @abc.abstractmethod
     async def _list_idle(self, idle_ms: int, limit: int) -> list[tuple[Scope, str]]: ...
+
+    @abc.abstractmethod
+    async def _list_cut_threads(self, before: int, limit: int) -> list[tuple[Scope, str]]: ...
 
     # -- the guard around every primitive ----------------------------------------------
 

@@ -466,3 +466,17 @@ class MemoryBackend(Backend):
                 key=lambda row: row[:2],
             )
             return [(scope, thread_id) for _, _, scope, thread_id in rows[:limit]]
+
+    async def _list_cut_threads(self, before: int, limit: int) -> list[tuple[Scope, str]]:
+        with self._state.lock:
+            rows = sorted(
+                (
+                    (cut.cut_at, thread.order, scope, thread_id)
+                    for scope, data in self._state.scopes.items()
+                    for thread_id, thread in data.threads.items()
+                    for cut in [min(thread.cuts.values(), key=lambda c: c.cut_at, default=None)]
+                    if cut is not None and cut.cut_at < before
+                ),
+                key=lambda row: row[:2],
+            )
+            return [(scope, thread_id) for _, _, scope, thread_id in rows[:limit]]
