@@ -1,0 +1,402 @@
+"""A browser client without a browser: events become UI messages, UI messages become posts.
+
+:class:`ChatView` applies a stream the way the browser client does, so that what a user saw
+live can be compared with what a reload brings back. Nothing in here uses the package's own
+message conversions: a mistake in those must not cancel itself out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, cast
+
+__all__ = ["ChatView", "SseReader", "StreamError", "comparable", "wire_rows"]
+
+Message = dict[str, Any]
+Part = dict[str, Any]
+
+
+class StreamError(ValueError):
+    """Bytes that a browser client would not read as a stream of events."""
+
+
+class SseReader:
+    """Splits a body into events, line by line, as strictly as the browser client does.
+
+    Feed it bytes as they come; :meth:`close` says whether the body may end here.
+    """
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._offset: str | None = None
+        self.comments = 0
+
+    def feed(self, chunk: bytes) -> list[tuple[str | None, dict[str, Any]]]:
+        """The events that are complete now, each with its offset (None if it has none).
+
+        Raises:
+            StreamError: a line that the client does not know, or data that is no JSON object.
+        """
+        lines = (self._rest + chunk).split(b"\n")
+        self._rest = lines.pop()
+        events: list[tuple[str | None, dict[str, Any]]] = []
+        for raw in lines:
+            line = raw.removesuffix(b"\r").decode("utf-8")
+            if line.startswith(":"):
+                self.comments += 1
+            elif line.startswith("id:"):
+                self._offset = line[3:].strip()
+            elif line.startswith("data:"):
+                events.append((self._offset, _event(line[5:])))
+                self._offset = None
+            elif line and not line.startswith(("event:", "retry:")):
+                raise StreamError(f"a line that is no SSE field of ours: {line!r}")
+        return events
+
+    def close(self) -> None:
+        """Raise ``StreamError`` if the body ended in the middle of a line."""
+        if self._rest:
+            raise StreamError(f"unterminated trailing data: {self._rest[:80]!r}")
+
+
+def _event(text: str) -> dict[str, Any]:
+    try:
+        value: Any = json.loads(text)
+    except ValueError as error:
+        raise StreamError(f"a data line that is no JSON: {error}") from error
+    if not isinstance(value, dict) or "type" not in value:
+        raise StreamError("a data line that is no event")
+    return cast("dict[str, Any]", value)
+
+
+class ChatView:
+    """What a chat page shows: messages with parts, a status, and what waits for the user.
+
+    ``status`` is ``ready``, ``streaming`` or ``error``; ``error`` is the RUN_ERROR event;
+    ``interrupts`` the descriptors of the last pause; ``custom`` the CUSTOM events that are
+    the application's.
+    """
+
+    def __init__(self, messages: Iterable[Mapping[str, Any]] = ()) -> None:
+        self.messages: list[Message] = [json.loads(json.dumps(m)) for m in messages]
+        self.status = "ready"
+        self.error: dict[str, Any] | None = None
+        self.interrupts: list[dict[str, Any]] = []
+        self.custom: list[dict[str, Any]] = []
+        self._active: Message | None = None
+        self._made_up = False
+        self._structured: str | None = None
+
+    def apply(self, event: Mapping[str, Any]) -> None:
+        """Apply one event; events of unknown types change nothing."""
+        handler = getattr(self, f"_on_{event['type'].lower()}", None)
+        if handler is not None:
+            handler(event)
+
+    # -- runs ---------------------------------------------------------------------
+
+    def _on_run_started(self, _: Any) -> None:
+        self.status = "streaming"
+        self.error = None
+        self.interrupts = []
+        self._active = None
+
+    def _on_run_finished(self, event: Any) -> None:
+        self.status = "ready"
+        outcome: Any = event.get("outcome") or {}
+        self.interrupts = list(outcome.get("interrupts", ()))
+        if self._active is not None and _is_blank(self._active):
+            self.messages.remove(self._active)
+        self._active = None
+
+    def _on_run_error(self, event: Any) -> None:
+        self.status = "error"
+        self.error = dict(event)
+        if self._active is None:
+            self._make_up("error")
+        self._active = None
+
+    # -- text and reasoning ---------------------------------------------------------
+
+    def _on_text_message_start(self, event: Any) -> None:
+        message_id = event["messageId"]
+        if self._made_up and self._active is not None:
+            self._active["id"] = message_id
+            self._made_up = False
+            return
+        self._active = self._find(message_id)
+        if self._active is None:
+            self._active = {"id": message_id, "role": event.get("role", "assistant"), "parts": []}
+            self.messages.append(self._active)
+
+    def _on_text_message_content(self, event: Any) -> None:
+        message = self._find(event["messageId"]) or self._current()
+        if self._structured == message["id"]:
+            part = next(p for p in message["parts"] if p["type"] == "structured-output")
+            part["raw"] += event["delta"]
+            return
+        _extend(message, "text", event["delta"])
+
+    def _on_reasoning_message_content(self, event: Any) -> None:
+        _extend(self._current(), "thinking", event["delta"])
+
+    # -- tools ------------------------------------------------------------------------
+
+    def _on_tool_call_start(self, event: Any) -> None:
+        parent = event.get("parentMessageId")
+        owner = (self._find(parent) if parent else None) or self._current()
+        call = {
+            "type": "tool-call",
+            "id": event["toolCallId"],
+            "name": event["toolCallName"],
+            "arguments": "",
+            "state": "awaiting-input",
+        }
+        owner["parts"].append(call)
+
+    def _on_tool_call_args(self, event: Any) -> None:
+        if (found := self._call(event["toolCallId"])) is not None:
+            found[1]["arguments"] += event["delta"]
+            found[1]["state"] = "input-streaming"
+
+    def _on_tool_call_end(self, event: Any) -> None:
+        if (found := self._call(event["toolCallId"])) is None:
+            return
+        call = found[1]
+        call["state"] = "input-complete"
+        bag = _bag(event)
+        value = bag["input"] if "input" in bag else _parsed(call["arguments"])
+        if value is not None:
+            call["input"] = value
+
+    def _on_tool_call_result(self, event: Any) -> None:
+        if (found := self._call(event["toolCallId"])) is None:
+            return
+        owner, call = found
+        failed = _bag(event).get("state") == "output-error"
+        _settle(owner, call, event["content"], _error_text(event["content"]) if failed else None)
+
+    # -- snapshots and custom events ----------------------------------------------------
+
+    def _on_messages_snapshot(self, event: Any) -> None:
+        self.messages = _from_rows(event["messages"])
+        self._active = None
+
+    def _on_custom(self, event: Any) -> None:
+        name, value = event["name"], event.get("value")
+        if name == "ui-resource":
+            found = self._call(value["toolCallId"])
+            if found is not None:
+                found[0]["parts"].append({"type": "ui-resource", **value})
+        elif name == "structured-output.start":
+            self._structured = value["messageId"]
+            part: Part = {"type": "structured-output", "status": "streaming", "raw": ""}
+            (self._find(value["messageId"]) or self._current())["parts"].append(part)
+        elif name == "structured-output.complete":
+            self._complete(value)
+        else:
+            self.custom.append(dict(event))
+
+    def _complete(self, value: Any) -> None:
+        for message in reversed(self.messages):
+            for part in message["parts"]:
+                if part["type"] == "structured-output":
+                    part.update(
+                        status="complete",
+                        data=value["object"],
+                        partial=value["object"],
+                        raw=value["raw"],
+                    )
+                    self._structured = None
+                    return
+
+    # -- pieces -------------------------------------------------------------------------
+
+    def _find(self, message_id: str) -> Message | None:
+        return next((m for m in self.messages if m["id"] == message_id), None)
+
+    def _call(self, call_id: str) -> tuple[Message, Part] | None:
+        for message in self.messages:
+            for part in message["parts"]:
+                if part["type"] == "tool-call" and part["id"] == call_id:
+                    return message, part
+        return None
+
+    def _current(self) -> Message:
+        return self._active if self._active is not None else self._make_up("assistant")
+
+    def _make_up(self, why: str) -> Message:
+        self._active = {
+            "id": f"made-up-{why}-{len(self.messages)}",
+            "role": "assistant",
+            "parts": [],
+        }
+        self._made_up = True
+        self.messages.append(self._active)
+        return self._active
+
+
+def comparable(messages: Iterable[Mapping[str, Any]]) -> list[Message]:
+    """Messages as a live view and a reload must agree on: ids, roles, parts and every field of
+    a part but times. Tool results that stand together are put in the order of their calls:
+    live they come in the order in which tools finished."""
+    return [
+        {"id": m["id"], "role": m["role"], "parts": _in_call_order(m["parts"])} for m in messages
+    ]
+
+
+def _in_call_order(parts: Iterable[Mapping[str, Any]]) -> list[Part]:
+    clean = [{k: v for k, v in part.items() if k != "createdAt"} for part in parts]
+    place = {p["id"]: i for i, p in enumerate(clean) if p["type"] == "tool-call"}
+    results = [i for i, part in enumerate(clean) if part["type"] == "tool-result"]
+    ordered = sorted((clean[i] for i in results), key=lambda p: place.get(p["toolCallId"], -1))
+    for i, part in zip(results, ordered, strict=True):
+        clean[i] = part
+    return clean
+
+
+def wire_rows(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The ``messages`` that a page showing ``messages`` posts: every UI message as an anchor
+    row, with reasoning rows before and tool rows after it."""
+    rows: list[dict[str, Any]] = []
+    for message in messages:
+        parts = message["parts"]
+        row: dict[str, Any] = {"id": message["id"], "role": message["role"]}
+        if "metadata" in message or "createdAt" in message:
+            bag = {"createdAt": message["createdAt"]} if "createdAt" in message else {}
+            given = message.get("metadata", {})
+            row["metadata"] = {**given, "tanstack": {**bag, **given.get("tanstack", {})}}
+        if message["role"] != "assistant":
+            rows.append({**row, "content": _user_content(parts)})
+            continue
+        for i, part in enumerate(p for p in parts if p["type"] == "thinking"):
+            reasoning_id = f"{message['id']}-reasoning-{i}"
+            rows.append({"id": reasoning_id, "role": "reasoning", "content": part["content"]})
+        text = "".join(p["content"] for p in parts if p["type"] == "text")
+        calls = [_posted_call(p) for p in parts if p["type"] == "tool-call"]
+        rows.append(
+            {
+                **row,
+                **({"content": text} if text else {}),
+                **({"toolCalls": calls} if calls else {}),
+            }
+        )
+        rows += [_posted_result(p) for p in parts if p["type"] == "tool-result"]
+    return rows
+
+
+def _user_content(parts: list[Part]) -> str | list[Part]:
+    if all(part["type"] == "text" for part in parts):
+        return "".join(part["content"] for part in parts)
+    return [
+        {"type": "text", "text": part["content"]} if part["type"] == "text" else dict(part)
+        for part in parts
+    ]
+
+
+def _posted_call(part: Part) -> dict[str, Any]:
+    function = {"name": part["name"], "arguments": part["arguments"]}
+    return {"id": part["id"], "type": "function", "function": function}
+
+
+def _posted_result(part: Part) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "id": f"tool-{part['toolCallId']}",
+        "role": "tool",
+        "toolCallId": part["toolCallId"],
+        "content": part["content"],
+        "metadata": {"tanstack": {"toolResult": {}}},
+    }
+    return {**row, "error": part["error"]} if "error" in part else row
+
+
+def _from_rows(rows: Iterable[Mapping[str, Any]]) -> list[Message]:
+    """Snapshot rows as UI messages."""
+    messages: list[Message] = []
+    thinking: list[Part] = []
+    for row in rows:
+        if row["role"] == "reasoning":
+            thinking.append({"type": "thinking", "content": row["content"]})
+        elif row["role"] == "tool":
+            for message in messages:
+                for part in message["parts"]:
+                    if part["type"] == "tool-call" and part["id"] == row["toolCallId"]:
+                        _settle(message, part, row["content"], row.get("error"))
+                        break
+        else:
+            message = {"id": row["id"], "role": row["role"], "parts": [*thinking, *_row_parts(row)]}
+            thinking = []
+            messages.append(message)
+    return messages
+
+
+def _row_parts(row: Any) -> list[Part]:
+    content = row.get("content")
+    parts: list[Part] = []
+    if isinstance(content, str) and content:
+        parts.append({"type": "text", "content": content})
+    elif isinstance(content, list):
+        for part in cast("list[Part]", content):
+            is_text = part["type"] == "text"
+            parts.append({"type": "text", "content": part["text"]} if is_text else dict(part))
+    for call in row.get("toolCalls", ()):
+        arguments = call["function"]["arguments"]
+        parsed = _parsed(arguments)
+        part = {
+            "type": "tool-call",
+            "id": call["id"],
+            "name": call["function"]["name"],
+            "arguments": arguments,
+            "state": "input-complete",
+        }
+        parts.append(part if parsed is None else {**part, "input": parsed})
+    parts += [dict(r) for r in _bag(row).get("uiResources", ())]
+    return parts
+
+
+def _settle(owner: Message, call: Part, content: str, error: str | None) -> None:
+    state = "complete" if error is None else "error"
+    call["state"] = state
+    call["output"] = _parsed(content) if _parsed(content) is not None else content
+    result = {"type": "tool-result", "toolCallId": call["id"], "content": content, "state": state}
+    if error is not None:
+        result["error"] = error
+    parts: list[Part] = owner["parts"]
+    for i, part in enumerate(parts):
+        if part["type"] == "tool-result" and part["toolCallId"] == call["id"]:
+            parts[i] = result
+            return
+    parts.append(result)
+
+
+def _extend(message: Message, kind: str, delta: str) -> None:
+    parts: list[Part] = message["parts"]
+    if not parts or parts[-1]["type"] != kind:
+        if not delta:
+            return
+        parts.append({"type": kind, "content": ""})
+    parts[-1]["content"] += delta
+
+
+def _is_blank(message: Message) -> bool:
+    return all(p["type"] == "text" and not p["content"].strip() for p in message["parts"])
+
+
+def _bag(owner: Any) -> dict[str, Any]:
+    metadata: dict[str, Any] = owner.get("metadata") or {}
+    bag: dict[str, Any] = metadata.get("tanstack") or {}
+    return bag
+
+
+def _parsed(text: Any) -> Any:
+    try:
+        return json.loads(text)
+    except (TypeError, ValueError):
+        return None
+
+
+def _error_text(content: str) -> str:
+    value = _parsed(content)
+    known = isinstance(value, dict) and "error" in value
+    return str(cast("dict[str, Any]", value)["error"]) if known else content

@@ -1,0 +1,198 @@
+"""A browser tab against a chat URL: hydrate, send, regenerate, join, reconnect.
+
+It speaks HTTP only, through an ``httpx.AsyncClient`` that it is given, and posts what the
+browser client posts. ``httpx`` is not imported here: the caller has it.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from chatkeep.testkit.client import ChatView, SseReader, wire_rows
+
+if TYPE_CHECKING:
+    import httpx
+
+__all__ = ["Exchange", "Tab"]
+
+
+@dataclass(slots=True, kw_only=True)
+class Exchange:
+    """One streamed answer: its run, HTTP status, and the events with their offsets.
+
+    ``body`` is what was posted, None for a join; ``refusal`` the text of a status other than 200.
+    """
+
+    run_id: str
+    status: int
+    headers: Mapping[str, str]
+    body: dict[str, Any] | None = None
+    events: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    offsets: list[str | None] = field(default_factory=list["str | None"])
+    refusal: str = ""
+
+    @property
+    def types(self) -> list[str]:
+        """The event types, in order."""
+        return [event["type"] for event in self.events]
+
+    @property
+    def terminal(self) -> dict[str, Any] | None:
+        """The last event, if it ends a run."""
+        last = self.events[-1] if self.events else None
+        return last if last and last["type"] in ("RUN_FINISHED", "RUN_ERROR") else None
+
+
+class Tab:
+    """One page showing one thread.
+
+    Args:
+        http: does the requests.
+        url: the chat URL.
+        thread_id: which conversation the page shows.
+        headers: sent with every request (a session, a user).
+    """
+
+    def __init__(
+        self,
+        http: httpx.AsyncClient,
+        url: str,
+        thread_id: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        self.view = ChatView()
+        self.hydrated: dict[str, Any] = {}
+        self.thread_id = thread_id
+        self._http = http
+        self._url = url
+        self._headers = dict(headers or {})
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """What the page shows."""
+        return self.view.messages
+
+    @property
+    def text(self) -> str:
+        """The text of the last assistant message."""
+        last = next((m for m in reversed(self.messages) if m["role"] == "assistant"), None)
+        if last is None:
+            return ""
+        return "".join(p["content"] for p in last["parts"] if p["type"] == "text")
+
+    async def load(self, **query: Any) -> dict[str, Any]:
+        """Page load: ask for the thread and show it; the body of the answer.
+
+        Raises:
+            httpx.HTTPStatusError: the server refused.
+        """
+        answer = await self._http.get(
+            self._url, params={"threadId": self.thread_id, **query}, headers=self._headers
+        )
+        answer.raise_for_status()
+        self.hydrated = answer.json()
+        self.view = ChatView(self.hydrated["messages"])
+        return self.hydrated
+
+    async def send(self, text: str, **fields: Any) -> Exchange:
+        """Show and post a user message, apply the answer until it ends."""
+        self.view.messages.append(user_message(text))
+        return await self._post(**fields)
+
+    async def regenerate(self, **fields: Any) -> Exchange:
+        """Take everything after the last user message off the page and post what is left."""
+        while self.messages and self.messages[-1]["role"] != "user":
+            self.messages.pop()
+        return await self._post(**fields)
+
+    async def _post(self, **fields: Any) -> Exchange:
+        return await _last(self.stream(self.body(**fields)))
+
+    def body(self, **fields: Any) -> dict[str, Any]:
+        """What the browser posts for the page as it is; ``fields`` replace."""
+        return {
+            "threadId": self.thread_id,
+            "runId": f"run-{uuid.uuid4()}",
+            "state": {},
+            "messages": wire_rows(self.messages),
+            "tools": [],
+            "context": [],
+            "forwardedProps": {},
+            **fields,
+        }
+
+    async def stream(
+        self, body: dict[str, Any], *, last_event_id: str | None = None
+    ) -> AsyncIterator[Exchange]:
+        """Post ``body`` and apply the answer; yields the growing exchange after every piece
+        that arrived, so that the caller may stop in the middle (which drops the socket)."""
+        headers = {**self._headers, "x-run-id": body["runId"]}
+        if last_event_id is not None:
+            headers["last-event-id"] = last_event_id
+        request = self._http.build_request("POST", self._url, json=body, headers=headers)
+        async for exchange in self._exchange(request, body["runId"], body):
+            yield exchange
+
+    async def join(
+        self, run_id: str, *, offset: str = "-1", last_event_id: str | None = None
+    ) -> Exchange:
+        """Watch a run: from its start the last shown assistant message is built anew."""
+        if last_event_id is None and self.messages and self.messages[-1]["role"] == "assistant":
+            self.messages.pop()
+        headers = dict(self._headers)
+        if last_event_id is not None:
+            headers["last-event-id"] = last_event_id
+        request = self._http.build_request(
+            "GET", self._url, params={"offset": offset, "runId": run_id}, headers=headers
+        )
+        return await _last(self._exchange(request, run_id, None))
+
+    async def _exchange(
+        self, request: httpx.Request, run_id: str, body: dict[str, Any] | None
+    ) -> AsyncIterator[Exchange]:
+        response = await self._http.send(request, stream=True)
+        exchange = Exchange(
+            run_id=run_id, status=response.status_code, headers=response.headers, body=body
+        )
+        try:
+            if response.status_code != 200:
+                exchange.refusal = (await response.aread()).decode()
+                yield exchange
+                return
+            reader = SseReader()
+            async for chunk in response.aiter_raw():
+                self._take(exchange, reader.feed(chunk))
+                yield exchange
+            reader.close()
+            yield exchange
+        finally:
+            await response.aclose()
+
+    def _take(
+        self, exchange: Exchange, events: Sequence[tuple[str | None, dict[str, Any]]]
+    ) -> None:
+        for offset, event in events:
+            exchange.offsets.append(offset)
+            exchange.events.append(event)
+            self.view.apply(event)
+
+
+async def _last(growing: AsyncIterator[Exchange]) -> Exchange:
+    return [exchange async for exchange in growing][-1]
+
+
+def user_message(text: str) -> dict[str, Any]:
+    """A message as the browser makes it when the user presses enter."""
+    now = time.time_ns() // 1_000_000
+    stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now // 1000))
+    return {
+        "id": f"msg-{uuid.uuid4()}",
+        "role": "user",
+        "parts": [{"type": "text", "content": text}],
+        "createdAt": f"{stamp}.{now % 1000:03d}Z",
+    }
