@@ -1,0 +1,72 @@
+"""The conformance suite: prove that a persistence keeps every promise of the contract.
+
+A test module of your own, with one fixture, is all it takes::
+
+    from chatkeep.testkit.conformance import *
+
+    skip = {"metadata"}  # what your backend does not have, by name
+
+    @pytest.fixture(scope="module")
+    async def persistence():
+        async with my_persistence() as persistence:
+            yield persistence
+
+Or subclass single classes (``class TestMine(conformance.TestMessages)``) and override the
+fixture and ``skip`` there. One persistence may be shared by all cases: each uses ids of its own.
+
+**Declare or fail.** Each of the five stores is tested; one that is missing fails unless
+``skip`` names it, and then every case about it is reported as skipped. A tier that is absent
+skips by itself, by name; a tier of which only some methods are there fails.
+
+The cases are async and run under the anyio pytest plugin, which comes with chatkeep; pytest and
+hypothesis come with the extra ``chatkeep[testkit]``.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+for _name in ("activities", "admin", "base", "concurrency", "interrupts", "maintenance"):
+    pytest.register_assert_rewrite(f"{__name__}._{_name}")
+for _name in ("messages", "metadata", "runs", "scope", "shape", "turns", "values"):
+    pytest.register_assert_rewrite(f"{__name__}._{_name}")
+
+from chatkeep.testkit.conformance._activities import TestActivities  # noqa: E402
+from chatkeep.testkit.conformance._base import ConformanceCase, Ids  # noqa: E402
+from chatkeep.testkit.conformance._interrupts import TestBatchCommit, TestInterrupts  # noqa: E402
+from chatkeep.testkit.conformance._messages import (  # noqa: E402
+    TestCutArchive,
+    TestMessages,
+    TestPagedMessages,
+    TestRevisionedMessages,
+)
+from chatkeep.testkit.conformance._metadata import (  # noqa: E402
+    TestMetadata,
+    TestVersionedMetadata,
+)
+from chatkeep.testkit.conformance._runs import (  # noqa: E402
+    TestReclaimableRuns,
+    TestRunHistory,
+    TestRuns,
+    TestRunTree,
+)
+from chatkeep.testkit.conformance._turns import TestTurnBackend  # noqa: E402
+
+__all__ = [
+    "ConformanceCase",
+    "Ids",
+    "TestActivities",
+    "TestBatchCommit",
+    "TestCutArchive",
+    "TestInterrupts",
+    "TestMessages",
+    "TestMetadata",
+    "TestPagedMessages",
+    "TestReclaimableRuns",
+    "TestRevisionedMessages",
+    "TestRunHistory",
+    "TestRunTree",
+    "TestRuns",
+    "TestTurnBackend",
+    "TestVersionedMetadata",
+]
