@@ -6,6 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Self, cast
 
+from chatkeep import _admin
+from chatkeep._admin import store_name
+from chatkeep._maintenance import Maintenance
 from chatkeep.errors import CompositionError
 from chatkeep.scope import Scope
 from chatkeep.stores import (
@@ -16,6 +19,8 @@ from chatkeep.stores import (
     MetadataStore,
     RunStore,
     StoreKey,
+    ThreadExport,
+    ThreadList,
 )
 
 if TYPE_CHECKING:
@@ -100,10 +105,57 @@ class Persistence:
                 chosen[key] = store.scoped(scope)
             else:
                 raise CompositionError(
-                    f"the {key} store ({type(store).__name__}) knows no scopes: "
+                    f"the {key} store ({store_name(store)}) knows no scopes: "
                     "give it a scoped(scope) method or keep it out of this persistence"
                 )
         return Persistence(Stores(**chosen), backends=tuple(handles.values()))
+
+    # -- whole threads (the tier ThreadAdmin) ---------------------------------------
+
+    async def delete_thread(self, thread_id: str) -> bool:
+        """Erase a thread for good, in every backend of the bag and in the user's own stores,
+        its subagents' threads first; whether there was anything. Idempotent: a failed call
+        is sent again and goes on where it stopped.
+
+        Raises:
+            CompositionError: a store that cannot forget a thread (named); nothing was erased.
+        """
+        return await _admin.delete_thread(self, thread_id)
+
+    async def list_threads(
+        self, *, limit: int = 50, cursor: str | None = None, children: bool = False
+    ) -> ThreadList:
+        """Threads, newest first; see :class:`~chatkeep.stores.ThreadAdmin`. A thread that
+        only a user's own store knows is not among them.
+
+        Raises:
+            InvalidValue: a cursor that is not ours; a limit below 1.
+            CompositionError: no backend of the bag can list threads.
+        """
+        return await _admin.list_threads(self, limit=limit, cursor=cursor, children=children)
+
+    async def export_thread(self, thread_id: str) -> ThreadExport | None:
+        """Everything that the bag keeps of a thread, or None for an unknown one.
+
+        Raises:
+            CompositionError: a store that cannot list what it keeps (named).
+        """
+        return await _admin.export_thread(self, thread_id)
+
+    async def erase_messages(self, thread_id: str, message_ids: Sequence[str]) -> int:
+        """Erase every copy of these messages of one thread, archived ones and drafts too; how
+        many entries. Nothing is left to restore.
+
+        Raises:
+            CompositionError: a message store that may keep copies (named).
+        """
+        return await _admin.erase_messages(self, thread_id, message_ids)
+
+    def maintenance(self) -> Maintenance:
+        """What runs beside the chats and crosses scopes: lost runs, retention."""
+        return Maintenance(self)
+
+    # -- life -----------------------------------------------------------------------
 
     async def ping(self) -> None:
         """One cheap round trip to every backend."""

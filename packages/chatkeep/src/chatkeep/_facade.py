@@ -87,6 +87,9 @@ class _Facade:
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self.backend.name}>"
+
 
 # ----------------------------------------------------------------------------- messages
 

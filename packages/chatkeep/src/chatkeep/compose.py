@@ -8,6 +8,7 @@ from typing import Any, Final, Protocol, TypeAlias, cast
 
 from typing_extensions import get_protocol_members
 
+from chatkeep._admin import store_name
 from chatkeep._bag import Persistence, Stores
 from chatkeep.backends import Backend
 from chatkeep.errors import CompositionError
@@ -96,7 +97,7 @@ def compose_persistence(
     stores = base.stores if isinstance(base, Persistence) else Stores.of(base)
     given = dict(overrides or {})
     _check_keys(given, "override")
-    chosen: dict[str, Any] = {**stores.present()}
+    chosen = cast("dict[str, Any]", stores.present())
     for key, value in given.items():
         if value is None:
             continue
@@ -136,7 +137,7 @@ def _check_keys(keys: Mapping[str, Any], what: str) -> None:
 
 def _check_store(key: StoreKey, store: object) -> None:
     """A store has every method of its protocol, and of each tier all or none."""
-    what = f"the {key} store ({type(store).__name__})"
+    what = f"the {key} store ({store_name(store)})"
     for name in sorted(get_protocol_members(STORE_PROTOCOLS[key])):
         if not callable(getattr(store, name, None)):
             raise CompositionError(f"{what} has no method {name}(): a store is whole")
@@ -173,14 +174,14 @@ _DEFINERS: Final[Mapping[StoreKey, str]] = {
 
 
 class _DefinedStore:
-    """A store made of functions."""
+    """A store made of functions; ``__name__`` is how messages call it."""
 
     def __init__(self, name: str, functions: Mapping[str, _Function]) -> None:
         self.__dict__.update(functions)
-        self._name = name
+        self.__name__ = name
 
     def __repr__(self) -> str:
-        return f"{self._name}({', '.join(sorted(self.__dict__.keys() - {'_name'}))})"
+        return f"<{self.__name__}: {', '.join(sorted(self.__dict__.keys() - {'__name__'}))}>"
 
 
 def _define(key: StoreKey, store: object, functions: Mapping[str, _Function | None]) -> Any:
@@ -334,7 +335,7 @@ def require(
             if key in present and not isinstance(present[key], tier):
                 raise CompositionError(
                     f"{what} needs {tier.__name__} of the {key} store, which "
-                    f"{type(present[key]).__name__} does not have"
+                    f"{store_name(present[key])} does not have"
                 )
 
 
