@@ -133,8 +133,8 @@ def tests_docs(session: nox.Session) -> None:
 @nox.session(name="tests-packaging")
 def tests_packaging(session: nox.Session) -> None:
     """Wheels, built and installed with pip into clean virtual environments."""
-    install(session, "test", editable=False)
-    pytest(session, "tests/packaging")
+    install(session, "test", "postgres", editable=False)
+    pytest(session, "tests/wheels")
 
 
 @nox.session(name="tests-lowest")
