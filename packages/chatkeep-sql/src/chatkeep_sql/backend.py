@@ -1,0 +1,240 @@
+"""The SQL backend: each primitive of :class:`chatkeep.backends.Backend` is one program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Self, TypeVar
+
+from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
+
+from chatkeep.backends import Backend
+from chatkeep.codec import JsonValue
+from chatkeep.errors import SchemaOutOfDate
+from chatkeep.records import CutRecord, ModelMessage, RunRecord
+from chatkeep.scope import EMPTY_SCOPE, Scope
+from chatkeep.stores import (
+    LostRun,
+    ThreadList,
+    ThreadView,
+    TurnCommit,
+    TurnReceipt,
+    VersionedValue,
+    ViewQuery,
+)
+from chatkeep_sql import admin, lookups, setup, values
+from chatkeep_sql.commit_plain import commit_plain
+from chatkeep_sql.encoded import encode_commit
+from chatkeep_sql.engine import PostgresRunner, Runner, SqliteRunner
+from chatkeep_sql.errors import sqlstate, translate
+from chatkeep_sql.program import Program, Rows
+from chatkeep_sql.read_plain import read_plain
+from chatkeep_sql.schema import tables_for
+from chatkeep_sql.statements import statements_for
+
+__all__ = ["PostgresBackend", "SqlBackend", "SqliteBackend"]
+
+_T = TypeVar("_T")
+
+_NO_RIGHT = "42501"
+
+
+class SqlBackend(Backend):
+    """What both databases have in common.
+
+    Args:
+        runner: runs the programs.
+        schema: where the tables are; None: where unqualified names lead.
+        create: create the tables on first use if there are none.
+        owned: close the engine in ``aclose()``.
+    """
+
+    dialect: ClassVar[setup.Dialect]
+
+    def __init__(
+        self,
+        runner: Runner,
+        *,
+        schema: str | None = None,
+        create: bool = True,
+        owned: bool = False,
+        scope: Scope = EMPTY_SCOPE,
+        timeout: float | None = 30.0,
+    ) -> None:
+        super().__init__(scope=scope, timeout=timeout)
+        self._runner = runner
+        self._schema = schema
+        self._create = create
+        self._owned = owned
+        self._sql = statements_for(tables_for(schema))
+
+    def _clone(self) -> Self:
+        return type(self)(
+            self._runner,
+            schema=self._schema,
+            create=self._create,
+            owned=self._owned,
+            timeout=self._timeout,
+        )
+
+    async def _read(self, program: Callable[..., Program[_T]], *arguments: Any) -> _T:
+        return await self._runner.once(lambda: program(self._sql, *arguments))
+
+    async def _write(self, program: Callable[..., Program[_T]], *arguments: Any) -> _T:
+        return await self._runner.transaction(lambda: program(self._sql, *arguments))
+
+    # -- life ---------------------------------------------------------------------
+
+    async def _open(self) -> None:
+        state = await self._runner.once(lambda: setup.schema_state(self.dialect, self._schema))
+        if state.found is None and self._create:
+            await self._setup()
+        else:
+            setup.require_current(state)
+
+    async def _close(self) -> None:
+        if self._owned:
+            await self._runner.engine.dispose()
+
+    async def _ping(self) -> None:
+        await self._runner.once(_select_one)
+
+    async def _setup(self) -> None:
+        try:
+            await self._runner.transaction(lambda: setup.migrate(self.dialect, self._schema))
+        except DBAPIError as error:
+            if sqlstate(error) != _NO_RIGHT:
+                raise
+            raise SchemaOutOfDate(
+                "the chatkeep tables are missing or behind, and this role may not create them: "
+                "run `chatkeep migrate URL` with one that may",
+                expected=setup.REVISIONS[-1],
+            ) from error
+
+    async def _check_schema(self) -> None:
+        setup.require_current(
+            await self._runner.once(lambda: setup.schema_state(self.dialect, self._schema))
+        )
+
+    def _translate(self, error: Exception) -> Exception:
+        return translate(error)
+
+    # -- drafts and leases --------------------------------------------------------
+
+    async def _save_draft(
+        self,
+        thread_id: str,
+        run_id: str,
+        messages: Sequence[ModelMessage],
+        lease_token: str | None,
+    ) -> None:
+        await self._write(lookups.save_draft, self._scope, thread_id, run_id, messages, lease_token)
+
+    async def _renew_lease(
+        self, thread_id: str, run_id: str, lease_token: str, lease_ms: int
+    ) -> RunRecord:
+        return await self._write(
+            lookups.renew_lease, self._scope, thread_id, run_id, lease_token, lease_ms
+        )
+
+    # -- look-ups -----------------------------------------------------------------
+
+    async def _find_run(self, run_id: str) -> RunRecord | None:
+        return await self._read(lookups.find_run, self._scope, run_id)
+
+    async def _list_child_runs(
+        self, parent_run_ids: Sequence[str]
+    ) -> Mapping[str, list[RunRecord]]:
+        return await self._read(lookups.list_child_runs, self._scope, parent_run_ids)
+
+    async def _list_reclaimable(
+        self, detached_before: int, limit: int, every_scope: bool
+    ) -> list[LostRun]:
+        return await self._read(
+            lookups.list_reclaimable, self._scope, detached_before, limit, every_scope
+        )
+
+    async def _list_lost(self, limit: int) -> list[LostRun]:
+        return await self._read(lookups.list_lost, limit)
+
+    # -- metadata -----------------------------------------------------------------
+
+    async def _metadata_get(self, namespace: str, key: str) -> VersionedValue | None:
+        return await self._read(values.get_value, self._scope, namespace, key)
+
+    async def _metadata_put(
+        self, namespace: str, key: str, value: JsonValue, expected: str | None
+    ) -> str | None:
+        return await self._write(values.put_value, self._scope, namespace, key, value, expected)
+
+    async def _metadata_delete(self, namespace: str, key: str) -> None:
+        await self._write(values.delete_value, self._scope, namespace, key)
+
+    async def _metadata_of(self, key: str) -> dict[str, JsonValue]:
+        return await self._read(values.values_of, self._scope, key)
+
+    # -- cuts and threads -----------------------------------------------------------
+
+    async def _list_cuts(self, thread_id: str) -> list[CutRecord]:
+        return await self._read_at_once(admin.list_cuts, self._scope, thread_id)
+
+    async def _load_cut(self, thread_id: str, cut_id: str) -> list[ModelMessage]:
+        return await self._read_at_once(admin.load_cut, self._scope, thread_id, cut_id)
+
+    async def _purge_cuts(self, thread_id: str, before: int) -> int:
+        return await self._write(admin.purge_cuts, self._scope, thread_id, before)
+
+    async def _delete_thread(self, thread_id: str) -> bool:
+        return await self._write(admin.delete_thread, self._scope, thread_id)
+
+    async def _list_threads(self, limit: int, cursor: str | None, children: bool) -> ThreadList:
+        return await self._read(admin.list_threads, self._scope, limit, cursor, children)
+
+    async def _erase_messages(self, thread_id: str, message_ids: Sequence[str]) -> int:
+        return await self._write(admin.erase_messages, self._scope, thread_id, message_ids)
+
+    async def _list_idle(self, idle_ms: int, limit: int) -> list[tuple[Scope, str]]:
+        return await self._read(admin.list_idle, idle_ms, limit)
+
+    async def _list_cut_threads(self, before: int, limit: int) -> list[tuple[Scope, str]]:
+        return await self._read(admin.list_cut_threads, before, limit)
+
+    async def _read_at_once(self, program: Callable[..., Program[_T]], *arguments: Any) -> _T:
+        """A read of several statements that must see one moment."""
+        return await self._runner.snapshot(lambda: program(self._sql, *arguments))
+
+
+def _select_one() -> Program[Rows]:
+    return (yield text("select 1"), {})
+
+
+class SqliteBackend(SqlBackend):
+    """A handle of a SQLite file, or of one in memory."""
+
+    name: ClassVar[str] = "sqlite"
+    dialect: ClassVar[setup.Dialect] = "sqlite"
+
+    def __init__(self, runner: SqliteRunner, **options: Any) -> None:
+        super().__init__(runner, **options)
+
+    async def _read_view(self, thread_id: str, query: ViewQuery) -> ThreadView:
+        return await self._read(read_plain, self._scope, thread_id, query)
+
+    async def _commit_turn(self, commit: TurnCommit) -> TurnReceipt:
+        return await self._write(commit_plain, encode_commit(commit, self._scope))
+
+
+class PostgresBackend(SqlBackend):
+    """A handle of a PostgreSQL database."""
+
+    name: ClassVar[str] = "postgres"
+    dialect: ClassVar[setup.Dialect] = "postgresql"
+
+    def __init__(self, runner: PostgresRunner, **options: Any) -> None:
+        super().__init__(runner, **options)
+
+    async def _read_view(self, thread_id: str, query: ViewQuery) -> ThreadView:
+        return await self._read_at_once(read_plain, self._scope, thread_id, query)
+
+    async def _commit_turn(self, commit: TurnCommit) -> TurnReceipt:
+        return await self._write(commit_plain, encode_commit(commit, self._scope))

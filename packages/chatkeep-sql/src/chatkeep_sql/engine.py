@@ -1,0 +1,234 @@
+"""Engines, and how a program is run on them.
+
+Two runners with the same verbs. ``once`` and ``snapshot`` read: one statement in autocommit, several at one moment. ``transaction`` writes: all or nothing, run again where another writer
+was faster. Neither leaves a connection in the middle of anything, cancelled or not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sqlite3
+import time
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
+from typing import Any, Protocol, TypeVar, cast
+
+from sqlalchemy import Executable
+from sqlalchemy.dialects import sqlite as sqlite_dialects
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from chatkeep_sql.errors import is_disconnect, may_run_again
+from chatkeep_sql.program import Parameters, Program, Rows
+
+__all__ = ["PostgresRunner", "Runner", "SqliteRunner"]
+
+_T = TypeVar("_T")
+
+ATTEMPTS = 8
+"""How often a transaction is run that another writer made fail."""
+
+
+class Runner(Protocol):
+    """Runs programs; each run starts from ``make()``."""
+
+    engine: AsyncEngine
+
+    async def once(self, make: Callable[[], Program[_T]]) -> _T:
+        """Run a program that reads."""
+        ...
+
+    async def snapshot(self, make: Callable[[], Program[_T]]) -> _T:
+        """Run a program that reads several times and must see one moment."""
+        ...
+
+    async def transaction(self, make: Callable[[], Program[_T]]) -> _T:
+        """Run a program that writes, in one transaction."""
+        ...
+
+
+# --------------------------------------------------------------------------- PostgreSQL
+
+
+class PostgresRunner:
+    """Runs programs on PostgreSQL, over psycopg or asyncpg.
+
+    ``in_transactions`` keeps single statements out of autocommit: behind a pooler that gives
+    every transaction another server connection, asyncpg's separate preparation of a statement
+    needs one around both.
+    """
+
+    def __init__(self, engine: AsyncEngine, *, in_transactions: bool = False) -> None:
+        self.engine = engine
+        self._single = engine.execution_options(
+            isolation_level="READ COMMITTED" if in_transactions else "AUTOCOMMIT"
+        )
+        self._multi = engine.execution_options(isolation_level="READ COMMITTED")
+        self._moment = engine.execution_options(isolation_level="REPEATABLE READ")
+
+    async def once(self, make: Callable[[], Program[_T]]) -> _T:
+        """In autocommit; a connection that had died meanwhile is replaced."""
+        try:
+            return await self.single(make)
+        except DBAPIError as error:
+            if not is_disconnect(error):
+                raise
+        return await self.single(make)
+
+    async def single(self, make: Callable[[], Program[_T]]) -> _T:
+        """In autocommit, and never run again: for one statement that may write."""
+        async with self._single.connect() as connection:
+            result = await _drive(connection, make())
+            await connection.commit()
+            return result
+
+    async def snapshot(self, make: Callable[[], Program[_T]]) -> _T:
+        """In a transaction that sees one moment throughout."""
+        async with self._moment.connect() as connection, connection.begin():
+            return await _drive(connection, make())
+
+    async def transaction(self, make: Callable[[], Program[_T]]) -> _T:
+        """In a transaction. It is run again if it failed because of another writer, or lost its
+        connection before it asked for the commit: nothing was written then."""
+        attempt = 0
+        while True:
+            attempt += 1
+            committing = False
+            try:
+                async with self._multi.connect() as connection, connection.begin() as scope:
+                    result = await _drive(connection, make())
+                    committing = True
+                    await scope.commit()
+                    return result
+            except DBAPIError as error:
+                again = may_run_again(error) or (
+                    is_disconnect(error) and not committing and attempt == 1
+                )
+                if not again or attempt == ATTEMPTS:
+                    raise
+            await asyncio.sleep(0.002 * 2**attempt * random.random())
+
+
+async def _drive(connection: AsyncConnection, program: Program[_T]) -> _T:
+    try:
+        statement, parameters = next(program)
+        while True:
+            result = await connection.execute(statement, cast("Any", parameters))
+            rows: Rows = list(result.all()) if result.returns_rows else []
+            statement, parameters = program.send(rows)
+    except StopIteration as done:
+        return cast("_T", done.value)
+    finally:
+        program.close()
+
+
+# ------------------------------------------------------------------------------- SQLite
+
+
+class SqliteRunner:
+    """Runs programs on SQLite, over aiosqlite.
+
+    A whole program runs in one visit to the connection's thread, transaction included: one
+    hand-over instead of four for each statement, and nothing that a cancelled caller could
+    leave open. Writers of this process queue for a lock; those of other processes meet in
+    ``BEGIN IMMEDIATE``, which waits up to ``busy_timeout`` seconds.
+    """
+
+    def __init__(self, engine: AsyncEngine, *, busy_timeout: float) -> None:
+        self.engine = engine
+        self._busy_timeout = busy_timeout
+        self._writer = asyncio.Lock()
+
+    async def once(self, make: Callable[[], Program[_T]]) -> _T:
+        """In one read transaction: a single moment."""
+        return await self._visit("BEGIN", make)
+
+    async def snapshot(self, make: Callable[[], Program[_T]]) -> _T:
+        """The same: every read of SQLite sees one moment."""
+        return await self.once(make)
+
+    async def transaction(self, make: Callable[[], Program[_T]]) -> _T:
+        """In one immediate transaction."""
+        async with self._writer:
+            return await self._visit("BEGIN IMMEDIATE", make)
+
+    async def _visit(self, begin: str, make: Callable[[], Program[_T]]) -> _T:
+        async with self.engine.connect() as connection:
+            raw = await connection.get_raw_connection()
+            driver: Any = raw.driver_connection
+            work = partial(_visit, begin=begin, make=make, patience=self._busy_timeout)
+            # aiosqlite offers no public way to run a function in its thread; SQLAlchemy's own
+            # dialect reaches into the same queue. A test fails if this way is ever closed.
+            return cast("_T", await driver._execute(_with_connection, driver, work))
+
+
+def _with_connection(driver: Any, work: Callable[[sqlite3.Connection], _T]) -> _T:
+    return work(driver._conn)
+
+
+def _visit(
+    database: sqlite3.Connection, *, begin: str, make: Callable[[], Program[_T]], patience: float
+) -> _T:
+    deadline = time.monotonic() + patience
+    cursor = database.cursor()
+    cursor.row_factory = None
+    try:
+        _wait_for(cursor, begin, deadline)
+        try:
+            result = _run(cursor, make())
+            _wait_for(cursor, "COMMIT", deadline)
+        except BaseException:
+            if database.in_transaction:
+                database.rollback()
+            raise
+        return result
+    finally:
+        cursor.close()
+
+
+def _wait_for(cursor: sqlite3.Cursor, statement: str, deadline: float) -> None:
+    """Run ``statement``; while another connection is in the way, try again. SQLite's own busy
+    timeout may be short on an engine that was passed in, and gives up where it sees a deadlock."""
+    while True:
+        try:
+            cursor.execute(statement)
+        except sqlite3.OperationalError as error:
+            busy = error.sqlite_errorcode & 0xFF in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
+            if not busy or time.monotonic() > deadline:
+                raise
+            time.sleep(0.001 + 0.004 * random.random())
+        else:
+            return
+
+
+def _run(cursor: sqlite3.Cursor, program: Program[_T]) -> _T:
+    try:
+        statement, parameters = next(program)
+        while True:
+            statement, parameters = program.send(_execute(cursor, statement, parameters))
+    except StopIteration as done:
+        return cast("_T", done.value)
+    finally:
+        program.close()
+
+
+def _execute(cursor: sqlite3.Cursor, statement: Executable, parameters: Parameters) -> Rows:
+    if isinstance(parameters, Mapping):
+        text, defaults = _compiled(statement, tuple(parameters))
+        cursor.execute(text, {**defaults, **parameters})
+        return cursor.fetchall() if cursor.description is not None else []
+    text, defaults = _compiled(statement, tuple(parameters[0]))
+    cursor.executemany(text, [{**defaults, **row} for row in parameters])
+    return []
+
+
+_DIALECT = sqlite_dialects.dialect(paramstyle="named")
+
+
+@lru_cache(maxsize=512)
+def _compiled(statement: Executable, names: tuple[str, ...]) -> tuple[str, Mapping[str, Any]]:
+    """SQL text and the values of binds that the statement brings itself."""
+    compiled = cast("Any", statement).compile(dialect=_DIALECT, column_keys=list(names))
+    own = {name: value for name, value in compiled.params.items() if name not in names}
+    return str(compiled), own
