@@ -1,0 +1,34 @@
+"""HTTP for chats: read a request, stream a run, answer a page load; Starlette and FastAPI.
+
+Needs the extra ``web``. Three functions for routes of your own (:func:`parse_chat_request`,
+:func:`sse_response`, :func:`reconstruct_chat`), or :func:`chat_router` for all of them.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+
+from chatkeep.errors import BadRequest, MissingExtra
+
+if importlib.util.find_spec("starlette") is None:
+    raise MissingExtra("chatkeep.web", "web")
+
+from chatkeep.web._params import ChatParams, parse_chat_request
+from chatkeep.web._reconstruct import Authorize, reconstruct_chat
+from chatkeep.web._router import Agent, ChatRouter, ScopeOf, chat_router
+from chatkeep.web._sse import encode_sse, follow_response, sse_response
+
+__all__ = [
+    "Agent",
+    "Authorize",
+    "BadRequest",
+    "ChatParams",
+    "ChatRouter",
+    "ScopeOf",
+    "chat_router",
+    "encode_sse",
+    "follow_response",
+    "parse_chat_request",
+    "reconstruct_chat",
+    "sse_response",
+]
