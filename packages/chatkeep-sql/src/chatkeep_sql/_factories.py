@@ -42,7 +42,8 @@ def postgres_persistence(
         timeout: seconds for one store call, waiting for a connection included.
         pooler: the server is behind a pooler in transaction mode (PgBouncer): nothing is prepared
             under a name, and nothing is left on a connection between transactions.
-        pool_size, max_overflow: connections of the engine that is made from a URL.
+        pool_size: connections that an engine made from a URL keeps.
+        max_overflow: how many more it opens while all are in use.
 
     Raises:
         MissingExtra: the driver is not installed.
@@ -107,8 +108,9 @@ def sqlite_persistence(
         create: create file and tables on first use.
         timeout: seconds for one store call, waiting for other writers included.
         synchronous: ``FULL``: a turn that was acknowledged survives a power cut, as on the other
-            databases. ``NORMAL`` saves the sync of each commit (about ten times faster on
-            some disks): nothing is lost when the process is killed, but a power cut may take the last turns.
+            databases. ``NORMAL`` saves the sync of each commit (about ten times faster on some
+            disks): nothing is lost when the process is killed, but a power cut may take the
+            last turns.
         pool_size: connections of the engine that is made from a path.
 
     Raises:

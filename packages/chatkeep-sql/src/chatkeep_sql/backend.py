@@ -27,6 +27,7 @@ from chatkeep_sql.commit_plain import commit_plain
 from chatkeep_sql.encoded import encode_commit
 from chatkeep_sql.engine import PostgresRunner, Runner, SqliteRunner
 from chatkeep_sql.errors import sqlstate, translate
+from chatkeep_sql.migrations import REVISIONS
 from chatkeep_sql.program import Program, Rows
 from chatkeep_sql.read_plain import read_plain
 from chatkeep_sql.schema import tables_for
@@ -108,7 +109,7 @@ class SqlBackend(Backend):
             raise SchemaOutOfDate(
                 "the chatkeep tables are missing or behind, and this role may not create them: "
                 "run `chatkeep migrate URL` with one that may",
-                expected=setup.REVISIONS[-1],
+                expected=REVISIONS[-1],
             ) from error
 
     async def _check_schema(self) -> None:

@@ -86,7 +86,7 @@ def commit_plain(sql: Statements, encoded: EncodedCommit) -> Program[TurnReceipt
             if commit.run is None:
                 return known
             stored = yield from _stored_run(sql, encoded)
-            return replayed_run(known, stored and stored.record)
+            return replayed_run(known, None if stored is None else stored.record)
 
     stored = None
     if encoded.run_key is not None and (commit.run or commit.lease_token or commit.claims):
@@ -156,10 +156,11 @@ def _decide_run(
     """The run after the commit, if it writes one."""
     commit = encoded.commit
     own = stored if stored is not None and stored.thread_no == head.thread_no else None
-    record = own and own.record
+    record = None if own is None else own.record
     check_driver(commit, record, now)
     if isinstance(commit.run, RunStart):
-        return start_run(stored and stored.record, commit.thread_id, commit.run, now)
+        known = None if stored is None else stored.record
+        return start_run(known, commit.thread_id, commit.run, now)
     if isinstance(commit.run, RunPatch):
         if record is None:
             raise RunConflict(commit.run_id or "", "unknown", thread_id=commit.thread_id)
@@ -260,7 +261,8 @@ def _check_transcript(
     if expected is not None and expected != head.revision:
         raise ThreadConflict(commit.thread_id, expected=expected, actual=head.revision)
     found: dict[str, int] = {}
-    for cut_id in (commit.restore, commit.cut_append and commit.cut_append.cut_id):
+    appended_to = None if commit.cut_append is None else commit.cut_append.cut_id
+    for cut_id in (commit.restore, appended_to):
         if cut_id is None:
             continue
         cut = parse_cut_id(cut_id, head.incarnation)
@@ -313,7 +315,7 @@ def _write_transcript(
     archived = False
     if commit.splice is not None:
         after, archived = yield from _cut_behind(
-            sql, encoded, after, commit.splice.keep_through, commit.splice.archive, now
+            sql, encoded, after, commit.splice.keep_through, now, archive=commit.splice.archive
         )
         numbers = list(range(after.next_number, after.next_number + len(encoded.tail)))
         rows = [
@@ -328,7 +330,7 @@ def _write_transcript(
         by_cut = {"by_thread": head.thread_no, "by_cut": cut}
         behind = (yield sql.cut, by_cut)[0][1]
         entries = yield sql.cut_numbers, by_cut
-        after, archived = yield from _cut_behind(sql, encoded, after, behind, True, now)
+        after, archived = yield from _cut_behind(sql, encoded, after, behind, now)
         yield sql.restore_entries, by_cut
         yield sql.delete_cut, by_cut
         numbers = [number for number, _ in entries]
@@ -346,7 +348,13 @@ def _write_transcript(
 
 
 def _cut_behind(
-    sql: Statements, encoded: EncodedCommit, head: Head, keep: int, archive: bool, now: int
+    sql: Statements,
+    encoded: EncodedCommit,
+    head: Head,
+    keep: int,
+    now: int,
+    *,
+    archive: bool = True,
 ) -> Program[tuple[Head, bool]]:
     """Take off what is live above ``keep``; the head then, and whether a cut was archived."""
     if head.newest <= keep:

@@ -9,7 +9,7 @@ from chatkeep.codec import FORMAT_VERSION, encode
 from chatkeep.records import InterruptRecord
 from chatkeep.rules import Entry, encode_messages, is_child_thread, pending_interrupt
 from chatkeep.scope import Scope, key_digest
-from chatkeep.stores import RunStart, TurnCommit
+from chatkeep.stores import ActivitiesWrite, RunStart, TurnCommit
 from chatkeep_sql.head import commit_mark
 from chatkeep_sql.rows import interrupt_key, interrupt_values, run_key, thread_key
 
@@ -44,8 +44,7 @@ def encode_commit(commit: TurnCommit, scope: Scope) -> EncodedCommit:
     """
     run_id = commit.run.run_id if isinstance(commit.run, RunStart) else commit.run_id
     records = [pending_interrupt(record) for record in commit.interrupts]
-    puts = {} if commit.activities is None else commit.activities.puts
-    length = 0 if commit.activities is None else commit.activities.length
+    write = commit.activities or ActivitiesWrite(puts={}, length=0)
     return EncodedCommit(
         commit=commit,
         scope=scope,
@@ -67,10 +66,10 @@ def encode_commit(commit: TurnCommit, scope: Scope) -> EncodedCommit:
         ],
         activities={
             position: encode(row.to_json(), f"activities[{position}]").decode()
-            for position, row in puts.items()
-            if position < length
+            for position, row in write.puts.items()
+            if position < write.length
         },
-        needed_rows=max((i + 1 for i in range(length) if i not in puts), default=0),
+        needed_rows=max((i + 1 for i in range(write.length) if i not in write.puts), default=0),
     )
 
 

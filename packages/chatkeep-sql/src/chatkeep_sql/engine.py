@@ -1,6 +1,7 @@
 """Engines, and how a program is run on them.
 
-Two runners with the same verbs. ``once`` and ``snapshot`` read: one statement in autocommit, several at one moment. ``transaction`` writes: all or nothing, run again where another writer
+Two runners with the same verbs. ``once`` and ``snapshot`` read: one statement in autocommit,
+several at one moment. ``transaction`` writes: all or nothing, run again where another writer
 was faster. Neither leaves a connection in the middle of anything, cancelled or not.
 """
 
@@ -160,11 +161,11 @@ class SqliteRunner:
             work = partial(_visit, begin=begin, make=make, patience=self._busy_timeout)
             # aiosqlite offers no public way to run a function in its thread; SQLAlchemy's own
             # dialect reaches into the same queue. A test fails if this way is ever closed.
-            return cast("_T", await driver._execute(_with_connection, driver, work))
+            return cast("_T", await driver._execute(_with_connection, driver, work))  # noqa: SLF001
 
 
 def _with_connection(driver: Any, work: Callable[[sqlite3.Connection], _T]) -> _T:
-    return work(driver._conn)
+    return work(driver._conn)  # noqa: SLF001
 
 
 def _visit(

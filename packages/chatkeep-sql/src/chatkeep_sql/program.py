@@ -38,12 +38,12 @@ class StoreNow(FunctionElement[int]):
 
 
 @compiles(StoreNow, "postgresql")
-def _postgres_now(element: StoreNow, compiler: SQLCompiler, **kw: Any) -> str:
+def _postgres_now(_element: StoreNow, _compiler: SQLCompiler, **_: Any) -> str:
     return "CAST(extract(epoch FROM clock_timestamp()) * 1000 AS bigint)"
 
 
 @compiles(StoreNow, "sqlite")
-def _sqlite_now(element: StoreNow, compiler: SQLCompiler, **kw: Any) -> str:
+def _sqlite_now(_element: StoreNow, _compiler: SQLCompiler, **_: Any) -> str:
     # strftime('%f') has milliseconds; unixepoch('subsec') only exists since SQLite 3.42.
     return (
         "(CAST(strftime('%s', 'now') AS INTEGER) * 1000"

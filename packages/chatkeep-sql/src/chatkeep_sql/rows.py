@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from chatkeep.codec import FORMAT_VERSION, decode, encode
 from chatkeep.errors import CorruptRecord, SchemaOutOfDate
@@ -114,7 +114,7 @@ def _object(body: str, what: str) -> dict[str, Any]:
     value = decode(body, what)
     if not isinstance(value, dict):
         raise CorruptRecord(what, "is not a JSON object")
-    return dict[str, Any](value)
+    return cast("dict[str, Any]", value)
 
 
 def _optional(value: Any) -> str | None:
@@ -150,7 +150,7 @@ def run_from_row(row: Sequence[Any], thread_id: str) -> RunRecord:
     Raises:
         CorruptRecord: it cannot be read back.
     """
-    data = dict(zip(RUN_COLUMNS, row, strict=False))
+    data: dict[str, Any] = dict(zip(RUN_COLUMNS, row, strict=False))
     what = f"run {data['run_id']!r}"
     check_format(data["format"], what)
     plain = _object(data["extra"], what) if data["extra"] is not None else {}
@@ -196,7 +196,7 @@ def interrupt_from_row(row: Sequence[Any], thread_id: str) -> InterruptRecord:
     Raises:
         CorruptRecord: it cannot be read back.
     """
-    data = dict(zip(INTERRUPT_COLUMNS, row, strict=False))
+    data: dict[str, Any] = dict(zip(INTERRUPT_COLUMNS, row, strict=False))
     what = f"interrupt {data['interrupt_id']!r}"
     check_format(data["format"], what)
     plain = _object(data["extra"], what) if data["extra"] is not None else {}

@@ -50,19 +50,18 @@ def schema_state(dialect: Dialect, schema: str | None) -> Program[SchemaState]:
         exists = text("select 1 from sqlite_master where type = 'table' and name = :name")
         rows = yield exists, {"name": VERSION_TABLE}
     else:
-        # Only a table in the schema that unqualified names would be created in, or in the given
-        # one; one that a search path happens to reach as well counts too: queries would use it.
+        # Without a schema: one that an unqualified name would reach, as the queries will.
+        visible = "pg_catalog.pg_table_is_visible(c.oid)"
+        given = "n.nspname = cast(:schema as text)"
         exists = text(
-            "select 1 from pg_catalog.pg_class c"
+            "select 1 from pg_catalog.pg_class c"  # noqa: S608  (both halves are constants)
             " join pg_catalog.pg_namespace n on n.oid = c.relnamespace"
             " where c.relname = cast(:name as text) and c.relkind in ('r', 'p') and "
-            + (
-                "n.nspname = cast(:schema as text)"
-                if schema is not None
-                else "pg_catalog.pg_table_is_visible(c.oid)"
-            )
+            + (visible if schema is None else given)
         )
-        binds = {"name": VERSION_TABLE} | ({"schema": schema} if schema is not None else {})
+        binds = {"name": VERSION_TABLE}
+        if schema is not None:
+            binds["schema"] = schema
         rows = yield exists, binds
     if not rows:
         return SchemaState(None)

@@ -21,7 +21,7 @@ from sqlalchemy import (
     select,
     update,
 )
-from sqlalchemy.sql.dml import Delete, Insert
+from sqlalchemy.sql.dml import Delete, Insert, ReturningDelete, ReturningInsert
 
 from chatkeep.codec import FORMAT_VERSION
 from chatkeep_sql.head import HEAD_COLUMNS
@@ -47,12 +47,12 @@ class Statements:
     # -- heads --------------------------------------------------------------------
 
     @cached_property
-    def now(self) -> Select[Any]:
+    def now(self) -> Select[*tuple[Any, ...]]:
         """The store's clock."""
         return select(StoreNow())
 
     @cached_property
-    def head(self) -> Select[Any]:
+    def head(self) -> Select[*tuple[Any, ...]]:
         """Head columns and the clock, by ``by_key``."""
         t = self.t.threads
         return select(*(t.c[name] for name in HEAD_COLUMNS), StoreNow()).where(
@@ -60,12 +60,12 @@ class Statements:
         )
 
     @cached_property
-    def lock_head(self) -> Select[Any]:
+    def lock_head(self) -> Select[*tuple[Any, ...]]:
         """The same, locked against other writers (but not against foreign keys)."""
         return self.head.with_for_update(key_share=True)
 
     @cached_property
-    def insert_head(self) -> Insert:
+    def insert_head(self) -> ReturningInsert[Any]:
         """A new thread; returns its number."""
         return insert(self.t.threads).returning(self.t.threads.c.thread_no)
 
@@ -86,7 +86,7 @@ class Statements:
     # -- entries ------------------------------------------------------------------
 
     @cached_property
-    def live_behind(self) -> Select[Any]:
+    def live_behind(self) -> Select[*tuple[Any, ...]]:
         """Number and message id of the live entries above ``after``."""
         t = self.t.entries
         return (
@@ -100,7 +100,7 @@ class Statements:
         )
 
     @cached_property
-    def newest_up_to(self) -> Select[Any]:
+    def newest_up_to(self) -> Select[*tuple[Any, ...]]:
         """The highest live number up to ``upto``."""
         t = self.t.entries
         return select(func.max(t.c.number)).where(
@@ -155,7 +155,7 @@ class Statements:
         )
 
     @lru_cache(maxsize=32)  # noqa: B019  (statements live as long as the process)
-    def window(self, what: str, *, limited: bool, before: bool) -> Select[Any]:
+    def window(self, what: str, *, limited: bool, before: bool) -> Select[*tuple[Any, ...]]:
         """Live entries: number, and body or digest; the newest ``limit`` come first."""
         t = self.t.entries
         columns: dict[str, Any] = {
@@ -173,7 +173,7 @@ class Statements:
         return query.order_by(t.c.number)
 
     @cached_property
-    def all_ids(self) -> Select[Any]:
+    def all_ids(self) -> Select[*tuple[Any, ...]]:
         """Number, message id and cut of every entry."""
         t = self.t.entries
         return (
@@ -185,7 +185,7 @@ class Statements:
     # -- cuts ---------------------------------------------------------------------
 
     @cached_property
-    def cuts(self) -> Select[Any]:
+    def cuts(self) -> Select[*tuple[Any, ...]]:
         """The cuts of a thread, oldest first."""
         t = self.t.cuts
         return (
@@ -195,12 +195,12 @@ class Statements:
         )
 
     @cached_property
-    def cut(self) -> Select[Any]:
+    def cut(self) -> Select[*tuple[Any, ...]]:
         """One cut."""
         return self.cuts.where(self.t.cuts.c.cut == bindparam("by_cut"))
 
     @cached_property
-    def cut_numbers(self) -> Select[Any]:
+    def cut_numbers(self) -> Select[*tuple[Any, ...]]:
         """Number and message id of a cut's entries."""
         t = self.t.entries
         return (
@@ -210,7 +210,7 @@ class Statements:
         )
 
     @cached_property
-    def cut_bodies(self) -> Select[Any]:
+    def cut_bodies(self) -> Select[*tuple[Any, ...]]:
         """Number and body of a cut's entries."""
         t = self.t.entries
         return (
@@ -220,7 +220,7 @@ class Statements:
         )
 
     @cached_property
-    def archived_ids(self) -> Select[Any]:
+    def archived_ids(self) -> Select[*tuple[Any, ...]]:
         """Cut, number and message id of every archived entry."""
         t = self.t.entries
         return (
@@ -252,7 +252,7 @@ class Statements:
 
     # -- runs ---------------------------------------------------------------------
 
-    def _runs(self) -> Select[Any]:
+    def _runs(self) -> Select[*tuple[Any, ...]]:
         t, threads = self.t.runs, self.t.threads
         return select(
             *(t.c[name] for name in RUN_COLUMNS),
@@ -262,17 +262,17 @@ class Statements:
         ).join_from(t, threads, t.c.thread_no == threads.c.thread_no)
 
     @cached_property
-    def run(self) -> Select[Any]:
+    def run(self) -> Select[*tuple[Any, ...]]:
         """A run by ``by_key``, then its number, its thread's number and id."""
         return self._runs().where(self.t.runs.c.key == bindparam("by_key"))
 
     @cached_property
-    def lock_run(self) -> Select[Any]:
+    def lock_run(self) -> Select[*tuple[Any, ...]]:
         """The same, locked."""
         return self.run.with_for_update(key_share=True, of=self.t.runs)
 
     @cached_property
-    def thread_runs(self) -> Select[Any]:
+    def thread_runs(self) -> Select[*tuple[Any, ...]]:
         """All runs of a thread, in order."""
         t = self.t.runs
         return (
@@ -282,14 +282,12 @@ class Statements:
         )
 
     @cached_property
-    def running_runs(self) -> Select[Any]:
+    def running_runs(self) -> Select[*tuple[Any, ...]]:
         """The running ones of a thread, in order."""
-        return self.thread_runs.where(
-            literal_column("status", self.t.runs.c.status.type) == literal_column("'running'")
-        )
+        return self.thread_runs.where(self.t.runs.c.status == literal_column("'running'"))
 
     @cached_property
-    def insert_run(self) -> Insert:
+    def insert_run(self) -> ReturningInsert[Any]:
         """A new run; returns its number."""
         return insert(self.t.runs).returning(self.t.runs.c.run_no)
 
@@ -299,7 +297,7 @@ class Statements:
         t = self.t.runs
         return update(t).where(t.c.run_no == bindparam("by_run"))
 
-    def child_runs(self, count: int) -> Select[Any]:
+    def child_runs(self, count: int) -> Select[*tuple[Any, ...]]:
         """Runs whose parent is one of ``count`` digests ``by_0``, ``by_1``, …, in order."""
         t = self.t.runs
         return (
@@ -309,7 +307,7 @@ class Statements:
         )
 
     @lru_cache(maxsize=8)  # noqa: B019  (statements live as long as the process)
-    def due_runs(self, column: str, *, every_scope: bool) -> Select[Any]:
+    def due_runs(self, column: str, *, every_scope: bool) -> Select[*tuple[Any, ...]]:
         """Running runs with ``column`` up to ``due``: run, scope, draft; the oldest first."""
         t, threads, drafts = self.t.runs, self.t.threads, self.t.drafts
         due = t.c[column]
@@ -342,13 +340,13 @@ class Statements:
     # -- drafts -------------------------------------------------------------------
 
     @cached_property
-    def draft(self) -> Select[Any]:
+    def draft(self) -> Select[*tuple[Any, ...]]:
         """Whether a run has a draft."""
         t = self.t.drafts
         return select(t.c.run_no).where(t.c.run_no == bindparam("by_run"))
 
     @cached_property
-    def drafts(self) -> Select[Any]:
+    def drafts(self) -> Select[*tuple[Any, ...]]:
         """The drafts of a thread: run id, time, body, format, run number."""
         t, runs = self.t.drafts, self.t.runs
         return (
@@ -381,7 +379,7 @@ class Statements:
     # -- interrupts ---------------------------------------------------------------
 
     @cached_property
-    def interrupts(self) -> Select[Any]:
+    def interrupts(self) -> Select[*tuple[Any, ...]]:
         """The interrupts of a thread, in order, then sequence and whether the claim lives."""
         t, runs = self.t.interrupts, self.t.runs
         live = and_(
@@ -389,7 +387,7 @@ class Statements:
             or_(runs.c.lease_until.is_(None), runs.c.lease_until > StoreNow()),
         )
         claim = (
-            select(literal_column("1"))
+            select(runs.c.run_no)
             .where(
                 runs.c.thread_no == t.c.thread_no,
                 runs.c.run_id == t.c.claimed_by,
@@ -408,11 +406,11 @@ class Statements:
         )
 
     @cached_property
-    def pending_interrupts(self) -> Select[Any]:
+    def pending_interrupts(self) -> Select[*tuple[Any, ...]]:
         """The pending ones."""
         return self.interrupts.where(self.t.interrupts.c.status == literal_column("'pending'"))
 
-    def interrupts_by_id(self, count: int) -> Select[Any]:
+    def interrupts_by_id(self, count: int) -> Select[*tuple[Any, ...]]:
         """Those with one of ``count`` interrupt ids ``id_0``, ``id_1``, …"""
         t = self.t.interrupts
         return self.interrupts.where(
@@ -433,7 +431,7 @@ class Statements:
     # -- activities ---------------------------------------------------------------
 
     @cached_property
-    def activities(self) -> Select[Any]:
+    def activities(self) -> Select[*tuple[Any, ...]]:
         """Body and format of the UI rows, in order, then position."""
         t = self.t.activities
         return (
@@ -443,7 +441,7 @@ class Statements:
         )
 
     @cached_property
-    def activity_count(self) -> Select[Any]:
+    def activity_count(self) -> Select[*tuple[Any, ...]]:
         """How many UI rows a thread has."""
         t = self.t.activities
         return select(func.count()).where(t.c.thread_no == bindparam("by_thread"))
@@ -472,7 +470,7 @@ class Statements:
     # -- thread lists -------------------------------------------------------------
 
     @lru_cache(maxsize=8)  # noqa: B019  (statements live as long as the process)
-    def threads_page(self, *, after: bool, children: bool) -> Select[Any]:
+    def threads_page(self, *, after: bool, children: bool) -> Select[*tuple[Any, ...]]:
         """Thread id, created, updated, count, number; the newest first."""
         t = self.t.threads
         query = (
@@ -495,7 +493,7 @@ class Statements:
         return query
 
     @cached_property
-    def idle_threads(self) -> Select[Any]:
+    def idle_threads(self) -> Select[*tuple[Any, ...]]:
         """Tenant, user and thread id of threads not written for ``idle_ms``."""
         t = self.t.threads
         return (
@@ -506,7 +504,7 @@ class Statements:
         )
 
     @cached_property
-    def threads_with_cuts(self) -> Select[Any]:
+    def threads_with_cuts(self) -> Select[*tuple[Any, ...]]:
         """Tenant, user and thread id of threads with a cut made before ``before``."""
         t, cuts = self.t.threads, self.t.cuts
         oldest = func.min(cuts.c.cut_at)
@@ -522,7 +520,7 @@ class Statements:
     # -- metadata -----------------------------------------------------------------
 
     @cached_property
-    def value(self) -> Select[Any]:
+    def value(self) -> Select[*tuple[Any, ...]]:
         """Value, revision and format of one key."""
         t = self.t.values
         return select(t.c.value, t.c.revision, t.c.format).where(
@@ -530,12 +528,12 @@ class Statements:
         )
 
     @cached_property
-    def lock_value(self) -> Select[Any]:
+    def lock_value(self) -> Select[*tuple[Any, ...]]:
         """The same, locked."""
         return self.value.with_for_update()
 
     @cached_property
-    def values_of(self) -> Select[Any]:
+    def values_of(self) -> Select[*tuple[Any, ...]]:
         """Namespace, value and format of all values under one key."""
         t = self.t.values
         return (
@@ -562,7 +560,7 @@ class Statements:
         return delete(t).where(t.c.key_digest == bindparam("by_key"))
 
     @cached_property
-    def delete_values_of(self) -> Delete:
+    def delete_values_of(self) -> ReturningDelete[Any]:
         """All values under one key; returns one row each."""
         t = self.t.values
         return delete(t).where(t.c.owner_key == bindparam("by_owner")).returning(t.c.namespace)

@@ -22,6 +22,7 @@ def schema() -> str | None:
 
 
 def table(name: str, *parts: Any, serial: bool = False) -> None:
+    """A table of ours; every row has its format."""
     op.create_table(
         f"chatkeep_{name}",
         *parts,
@@ -32,14 +33,17 @@ def table(name: str, *parts: Any, serial: bool = False) -> None:
 
 
 def required(name: str, kind: Any) -> sa.Column[Any]:
+    """A column that is never null."""
     return sa.Column(name, kind, nullable=False)
 
 
 def serial(name: str) -> sa.Column[Any]:
+    """A number that the database gives."""
     return sa.Column(name, SERIAL, sa.Identity(), primary_key=True)
 
 
 def references(column: str, target: str) -> sa.ForeignKeyConstraint:
+    """A row goes with the one that it belongs to."""
     place = f"{schema()}." if schema() else ""
     return sa.ForeignKeyConstraint(
         [column], [f"{place}chatkeep_{target}.{column}"], ondelete="CASCADE"
@@ -47,6 +51,7 @@ def references(column: str, target: str) -> sa.ForeignKeyConstraint:
 
 
 def index(name: str, on: str, *columns: str, unique: bool = False, where: str = "") -> None:
+    """An index, partial where ``where`` says so."""
     clause = sa.text(where) if where else None
     op.create_index(
         name,
@@ -60,6 +65,7 @@ def index(name: str, on: str, *columns: str, unique: bool = False, where: str = 
 
 
 def upgrade() -> None:
+    """Create them."""
     table(
         "threads",
         serial("thread_no"),
@@ -187,6 +193,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
+    """Drop them, with everything in them."""
     for name in (
         "metadata", "activities", "interrupts", "drafts", "runs", "cuts", "entries", "threads"
     ):  # fmt: skip
