@@ -32,7 +32,7 @@ from chatkeep.backends import Persistence
 from chatkeep.delivery import FROM_START, Delivery, DeliveryLog, RunKey, offset_run
 from chatkeep.engine import AbortSignal, chat
 from chatkeep.errors import BadRequest, ChatkeepError, CompositionError, RunConflict, UnknownRun
-from chatkeep.persistence import with_persistence
+from chatkeep.persistence import PERSISTENCE, with_persistence
 from chatkeep.scope import EMPTY_SCOPE, Scope, check_id
 from chatkeep.web._params import ChatParams, parse_chat_request
 from chatkeep.web._problem import problem, problem_of
@@ -75,7 +75,8 @@ def chat_router(
     Args:
         persistence: where threads and runs are kept.
         agent: called with the :class:`ChatParams` of every run; or the options of
-            :func:`chatkeep.engine.chat`, to which ``with_persistence`` is added.
+            :func:`chatkeep.engine.chat`, to which ``with_persistence`` is added unless its
+            middleware has one.
         authorize: whether the caller may see and continue a thread.
         scope: whose rows requests work on; a scope, or a callable that finds it.
         allow_anonymous: let everybody who knows a thread's id read and continue it.
@@ -88,7 +89,8 @@ def chat_router(
 
     Raises:
         CompositionError: neither ``authorize`` nor ``scope``, and anonymous use not allowed;
-            or the persistence has no messages store.
+            a persistence without a messages store; a ``scope`` beside a ``with_persistence``
+            of the agent's own, which would store every request's rows unscoped.
     """
     if authorize is None and scope is None and not allow_anonymous:
         raise CompositionError(
@@ -131,6 +133,11 @@ class ChatRouter:
     ) -> None:
         if persistence.stores.messages is None:
             raise CompositionError("a chat needs a messages store")
+        if scope != EMPTY_SCOPE and isinstance(agent, Mapping) and _keeps(agent):
+            raise CompositionError(
+                "with scope= leave with_persistence out of the agent's middleware: the router "
+                "adds one for the scope of every request"
+            )
         self.routes: list[BaseRoute] = [
             Route(path, self._post, methods=["POST"]),
             Route(path, self._get, methods=["GET"]),
@@ -232,9 +239,10 @@ class ChatRouter:
     async def _stream(self, params: ChatParams) -> AsyncIterator[BaseEvent]:
         if isinstance(self._agent, Mapping):
             options = dict(self._agent)
-            own = options.pop("middleware", ())
-            keep = with_persistence(params.persistence)
-            return chat(**params.chat_kwargs(), **options, middleware=[keep, *own])
+            if not _keeps(options):
+                keep = with_persistence(params.persistence)
+                options["middleware"] = [keep, *options.get("middleware", ())]
+            return chat(**params.chat_kwargs(), **options)
         made = self._agent(params)
         return await made if inspect.isawaitable(made) else made
 
@@ -268,6 +276,11 @@ class ChatRouter:
     async def _scoped(self, request: Request) -> Persistence:
         scope = await self._scope_of(request)
         return self._persistence if scope == EMPTY_SCOPE else self._persistence.scoped(scope)
+
+
+def _keeps(options: Mapping[str, Any]) -> bool:
+    """Whether the options of a chat store it already."""
+    return any(PERSISTENCE in m.provides for m in options.get("middleware", ()))
 
 
 async def _refuse_known(persistence: Persistence, params: ChatParams) -> None:
