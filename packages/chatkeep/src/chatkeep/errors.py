@@ -20,6 +20,7 @@
     │   ├── UnknownOffset           an offset that names no event of the run
     │   └── EventsTrimmed           older events of the run are no longer kept
     ├── BadRequest                  a request that is not one of ours
+    ├── ProviderError               a model call that failed
     └── ToolError                   a tool definition or call that is wrong
 
 ``code`` is the stable word that goes on the wire (``RUN_ERROR.code``, problem
@@ -43,6 +44,7 @@ __all__ = [
     "InterruptResumeError",
     "InvalidValue",
     "MissingExtra",
+    "ProviderError",
     "RecordTooLarge",
     "RunConflict",
     "RunConflictReason",
@@ -264,6 +266,22 @@ class InterruptResumeError(ChatkeepError):
     def first_code(self) -> str:
         """Code of the first error: what ``RUN_ERROR.code`` carries."""
         return str(self.errors[0]["code"]) if self.errors else self.code
+
+
+class ProviderError(ChatkeepError):
+    """A model call failed: the provider said so, or its stream broke the contract.
+
+    ``provider_code`` is the provider's word for it (``429``); ``raw_event`` what it sent.
+    """
+
+    code = "provider-error"
+
+    def __init__(
+        self, message: str, *, provider_code: str | None = None, raw_event: Any = None
+    ) -> None:
+        self.provider_code = provider_code
+        self.raw_event = raw_event
+        super().__init__(message)
 
 
 class ToolError(ChatkeepError):

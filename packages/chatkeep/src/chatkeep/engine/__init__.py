@@ -1,0 +1,74 @@
+"""The chat engine: a model, tools and middleware become one stream of AG-UI 1.0 events.
+
+It knows nothing of stores: :mod:`chatkeep.persistence` is one of its middlewares.
+"""
+
+from __future__ import annotations
+
+from chatkeep.engine.abort import CANCEL_REQUESTED, AbortSignal
+from chatkeep.engine.adapter import ModelAdapter, ModelRequest, model_finished
+from chatkeep.engine.chat import DEFAULT_MAX_TURNS, ChatStream, chat
+from chatkeep.engine.failure import Failure, failure_of
+from chatkeep.engine.loop import LoopStrategy
+from chatkeep.engine.middleware import (
+    DROP,
+    AbortInfo,
+    BeforeToolDecision,
+    Capability,
+    ChatConfig,
+    ChatContext,
+    ChatMiddleware,
+    ErrorInfo,
+    Event,
+    FinishInfo,
+    FinishReason,
+    InterruptBoundary,
+    LoopState,
+    Phase,
+    ToolCallInfo,
+    ToolOutcome,
+    ToolPhaseInfo,
+    Usage,
+)
+from chatkeep.engine.tool_phase import ToolExecution
+from chatkeep.engine.tools import Tool, ToolContext, client_tool, define_tool, tool
+from chatkeep.engine.usage import add_usage
+
+__all__ = [
+    "CANCEL_REQUESTED",
+    "DEFAULT_MAX_TURNS",
+    "DROP",
+    "AbortInfo",
+    "AbortSignal",
+    "BeforeToolDecision",
+    "Capability",
+    "ChatConfig",
+    "ChatContext",
+    "ChatMiddleware",
+    "ChatStream",
+    "ErrorInfo",
+    "Event",
+    "Failure",
+    "FinishInfo",
+    "FinishReason",
+    "InterruptBoundary",
+    "LoopState",
+    "LoopStrategy",
+    "ModelAdapter",
+    "ModelRequest",
+    "Phase",
+    "Tool",
+    "ToolCallInfo",
+    "ToolContext",
+    "ToolExecution",
+    "ToolOutcome",
+    "ToolPhaseInfo",
+    "Usage",
+    "add_usage",
+    "chat",
+    "client_tool",
+    "define_tool",
+    "failure_of",
+    "model_finished",
+    "tool",
+]

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeAlias, TypeV
 
 from ag_ui.core import BaseEvent
 
-from chatkeep.errors import CompositionError
-from chatkeep.records import ActivityRecord, ModelMessage
+from chatkeep.engine.abort import AbortSignal
+from chatkeep.errors import ChatkeepError, CompositionError
+from chatkeep.records import UNSET, ActivityRecord, ModelMessage
 
 if TYPE_CHECKING:
     from chatkeep.engine.tools import Tool
@@ -205,10 +206,11 @@ class ChatContext:
     """
 
     __slots__ = (
-        "_abort", "_capabilities", "_emit", "_state", "accumulated_content", "activities",
-        "chunk_index", "context", "current_message_id", "deferred", "iteration", "messages",
-        "model", "model_options", "parent_run_id", "phase", "provider", "run_id", "seen",
-        "system_prompts", "terminal_metadata", "thread_id", "tool_names",
+        "_abort", "_capabilities", "_declared", "_emit", "_state", "_text", "activities",
+        "chunk_index", "client_state", "context", "current_message_id", "deferred",
+        "forwarded_props", "iteration", "messages", "model", "model_options", "parent_run_id",
+        "phase", "provider", "run_id", "seen", "signal", "system_prompts", "terminal_metadata",
+        "thread_id", "tool_names",
     )  # fmt: skip
 
     def __init__(
@@ -221,6 +223,9 @@ class ChatContext:
         model: str = "",
         context: Any = None,
         seen: int | None = None,
+        client_state: Any = UNSET,
+        forwarded_props: Mapping[str, Any] | None = None,
+        signal: AbortSignal | None = None,
         abort: Callable[[str | None], None] | None = None,
         emit: Callable[[Event], None] | None = None,
     ) -> None:
@@ -232,6 +237,12 @@ class ChatContext:
         self.context = context
         self.seen = seen
         """Highest sequence number the client says it has seen; None: it did not say."""
+        self.client_state = client_state
+        """The request's ``state``; UNSET when it had none."""
+        self.forwarded_props: Mapping[str, Any] = forwarded_props or {}
+        """The request's ``forwardedProps``: what the browser's application sent along."""
+        self.signal = signal or AbortSignal()
+        """Goes off when the run is to stop; hooks that take long may watch it."""
         self.phase: Phase = "init"
         self.iteration = 0
         self.chunk_index = 0
@@ -241,13 +252,25 @@ class ChatContext:
         self.tool_names: list[str] = []
         self.model_options: dict[str, Any] = {}
         self.current_message_id: str | None = None
-        self.accumulated_content = ""
         self.terminal_metadata: dict[str, Any] = {}
         self.deferred: list[Awaitable[Any]] = []
         self._capabilities: dict[Capability[Any], Any] = {}
+        self._declared: dict[Capability[Any], str] = {}
         self._abort = abort
         self._emit = emit
         self._state: dict[object, Any] = {}
+        self._text: list[str] = []
+
+    @property
+    def accumulated_content(self) -> str:
+        """The text that the current model turn has streamed so far (before ``on_chunk``)."""
+        if len(self._text) > 1:
+            self._text[:] = ["".join(self._text)]
+        return self._text[0] if self._text else ""
+
+    def declare(self, providers: Mapping[Capability[Any], str]) -> None:
+        """Who will provide what, by name: lets :meth:`get` tell "later" from "never"."""
+        self._declared = dict(providers)
 
     def provide(self, capability: Capability[_T], value: _T) -> None:
         """Publish a capability; the last provider wins."""
@@ -267,6 +290,11 @@ class ChatContext:
             return cast("_T", self._capabilities[capability])
         if optional:
             return None
+        if capability in self._declared:
+            raise CompositionError(
+                f"{capability.name!r} is not there yet: {self._declared[capability]} provides "
+                "it, but comes later in middleware=[…]; put it before the middleware that asks"
+            )
         raise CompositionError(
             f"no middleware provides {capability.name!r}: add one that does, and put it "
             "before the middleware that asks"
@@ -279,16 +307,24 @@ class ChatContext:
         return cast("_T", self._state[key])
 
     def abort(self, reason: str | None = None) -> None:
-        """End the run through the abort path at the next check."""
+        """End the run through the abort path: the hook that is running ends first, the event
+        in flight is still published. Without effect once a terminal hook has begun."""
         if self._abort is not None:
             self._abort(reason)
 
     def emit_custom_event(self, name: str, value: Any) -> None:
-        """Publish a CUSTOM event as soon as the engine can, through ``on_chunk``."""
-        from ag_ui.core import CustomEvent
+        """Publish a CUSTOM event as soon as the engine can, through ``on_chunk``; also while
+        the hook that calls this is still at work. Call it from the event loop's thread.
 
-        if self._emit is not None:
-            self._emit(CustomEvent(name=name, value=value))
+        Raises:
+            InvalidValue: ``value`` is not JSON.
+            ChatkeepError: events pile up faster than they are published, or the run is over.
+        """
+        from chatkeep.engine.events import custom
+
+        if self._emit is None:
+            raise ChatkeepError("this context belongs to no running chat")
+        self._emit(custom(name, value))
 
     def defer(self, work: Awaitable[Any]) -> None:
         """Have ``work`` awaited when the run is over; its failure is logged, not raised."""

@@ -1,0 +1,56 @@
+"""What an exception looks like on the wire and in a run record."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Final, cast
+
+from chatkeep.errors import ChatkeepError, InterruptResumeError, ProviderError
+
+__all__ = ["Failure", "failure_of"]
+
+_ABORT_SHAPED: Final = frozenset({"AbortError", "APIUserAbortError", "RequestAbortedError"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """``message`` and ``code`` of a RUN_ERROR; ``details`` go to ``metadata.tanstack``."""
+
+    message: str
+    code: str | None
+    details: dict[str, Any] = field(default_factory=dict[str, Any])
+    raw_event: Any = None
+
+
+def failure_of(error: BaseException) -> Failure:
+    """Map an exception.
+
+    The code is the error's ``code`` (text, or a finite number), else its numeric ``status`` or
+    ``status_code``. An error that says that a request was aborted, by its class name, has code
+    ``aborted``. A group stands for its first error.
+    """
+    if isinstance(error, BaseExceptionGroup):
+        group = cast("BaseExceptionGroup[BaseException]", error)
+        return failure_of(group.exceptions[0])
+    if any(kind.__name__ in _ABORT_SHAPED for kind in type(error).__mro__):
+        return Failure(message="request aborted", code="aborted")
+    message = str(error) or type(error).__name__
+    if isinstance(error, InterruptResumeError):
+        details = {"interruptErrors": list(error.errors)}
+        return Failure(message=message, code=error.first_code, details=details)
+    if isinstance(error, ProviderError):
+        return Failure(message=message, code=error.provider_code, raw_event=error.raw_event)
+    if isinstance(error, ChatkeepError):
+        return Failure(message=message, code=error.code)
+    return Failure(message=message, code=_code(error))
+
+
+def _code(error: BaseException) -> str | None:
+    code = getattr(error, "code", None)
+    if isinstance(code, str) and code:
+        return code
+    for value in (code, getattr(error, "status", None), getattr(error, "status_code", None)):
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+            return str(value)
+    return None

@@ -1,0 +1,174 @@
+"""JSON Schema: checking values, and making schemas from Python signatures."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jsonschema
+import jsonschema.exceptions
+import jsonschema.validators
+import pydantic
+import referencing.exceptions
+from pydantic import BaseModel, ConfigDict, TypeAdapter
+from referencing.jsonschema import EMPTY_REGISTRY
+
+from chatkeep.errors import ToolError
+
+__all__ = ["Parameters", "SchemaValidator", "output_schema_of", "parameters_of"]
+
+
+class SchemaValidator:
+    """A compiled JSON Schema. ``$schema`` picks the draft (2020-12 when absent); unknown formats
+    and keywords are ignored; references outside the schema are never fetched.
+
+    Raises:
+        ToolError: the schema is no valid JSON Schema. ``what`` names it in the message.
+    """
+
+    __slots__ = ("_validator", "schema")
+
+    def __init__(self, schema: Mapping[str, Any], what: str) -> None:
+        self.schema = dict(schema)
+        default = jsonschema.Draft202012Validator
+        kind = jsonschema.validators.validator_for(self.schema, default=default)
+        try:
+            kind.check_schema(self.schema)
+        except (jsonschema.exceptions.SchemaError, RecursionError) as error:
+            raise ToolError(f"{what} is not a valid JSON Schema: {error}") from error
+        self._validator = kind(self.schema, registry=EMPTY_REGISTRY)
+
+    def issue(self, value: Any) -> str | None:
+        """What is wrong with ``value``, in one line; None when it fits."""
+        try:
+            errors = list(self._validator.iter_errors(value))
+        except referencing.exceptions.Unresolvable as problem:
+            return f"the schema refers to {problem.ref!r}, which it does not contain"
+        except RecursionError:
+            return "the value is nested too deeply"
+        if not errors:
+            return None
+        error = min(errors, key=jsonschema.exceptions.relevance)
+        place = error.json_path.removeprefix("$").removeprefix(".")
+        return f"{place}: {error.message}" if place else str(error.message)
+
+
+def pydantic_issue(error: pydantic.ValidationError) -> str:
+    """The first issue of a pydantic error, in one line."""
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    place = ".".join(str(part) for part in first["loc"])
+    return f"{place}: {first['msg']}" if place else first["msg"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Parameters:
+    """How JSON arguments become the arguments of a Python function."""
+
+    schema: dict[str, Any]
+    bind: Callable[[Any], dict[str, Any]]
+    """JSON arguments to keyword arguments; raises ``pydantic.ValidationError``."""
+    context: str | None
+    """The parameter that takes the tool's context, if there is one."""
+
+
+def _hints(function: Callable[..., Any], scope: Mapping[str, Any]) -> dict[str, Any]:
+    target = function if inspect.isroutine(function) else type(function).__call__
+    try:
+        return typing.get_type_hints(target, localns=dict(scope), include_extras=True)
+    except NameError as error:
+        raise ToolError(
+            f"tool {_name(function)}: a type hint cannot be resolved ({error}); define the type "
+            "where the function is defined"
+        ) from error
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return str(getattr(function, "__name__", type(function).__name__))
+
+
+def parameters_of(
+    function: Callable[..., Any], context_type: type[Any], scope: Mapping[str, Any]
+) -> Parameters:
+    """Schema and binding of a function's parameters.
+
+    A parameter annotated with ``context_type`` is left out of the schema. A function whose only
+    other parameter is a pydantic model takes that model's fields as its arguments. Otherwise
+    each parameter is a property; unknown ones are refused.
+
+    Raises:
+        ToolError: ``*args``, ``**kwargs`` or positional-only parameters, hints that cannot be
+            resolved, types without a JSON Schema.
+    """
+    name = _name(function)
+    hints = _hints(function, scope)
+    context: str | None = None
+    fields: dict[str, Any] = {}
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            raise ToolError(f"tool {name}: {parameter} cannot be described by a JSON Schema")
+        hint = hints.get(parameter.name, Any)
+        if hint is context_type:
+            context = parameter.name
+            continue
+        default = ... if parameter.default is parameter.empty else parameter.default
+        fields[parameter.name] = (hint, default)
+    model, bind = _model(name, fields)
+    try:
+        schema = model.model_json_schema()
+    except (pydantic.errors.PydanticUserError, TypeError) as error:
+        raise ToolError(f"tool {name}: no JSON Schema for its parameters: {error}") from error
+    schema.pop("title", None)
+    return Parameters(schema, bind, context)
+
+
+def _model(
+    name: str, fields: dict[str, Any]
+) -> tuple[type[BaseModel], Callable[[Any], dict[str, Any]]]:
+    if len(fields) == 1:
+        ((only, (hint, _)),) = fields.items()
+        if isinstance(hint, type) and issubclass(hint, BaseModel):
+            return hint, lambda args: {only: hint.model_validate(args)}
+    # Fields are named apart from the parameters: BaseModel refuses some names (`schema`, `copy`,
+    # `_x`) that are fine for a parameter.
+    renamed: dict[str, Any] = {
+        f"p{i}": (hint, pydantic.Field(default, alias=parameter))
+        for i, (parameter, (hint, default)) in enumerate(fields.items())
+    }
+    try:
+        model = pydantic.create_model(name, __config__=ConfigDict(extra="forbid"), **renamed)
+    except (pydantic.errors.PydanticUserError, TypeError) as error:
+        raise ToolError(f"tool {name}: its parameters cannot be modelled: {error}") from error
+    names = list(fields)
+
+    def bind(args: Any) -> dict[str, Any]:
+        value = model.model_validate(args)
+        return {parameter: getattr(value, f"p{i}") for i, parameter in enumerate(names)}
+
+    return model, bind
+
+
+def output_schema_of(
+    function: Callable[..., Any], scope: Mapping[str, Any]
+) -> dict[str, Any] | None:
+    """JSON Schema of a structured return type (pydantic model, dataclass, TypedDict).
+
+    Other return types give none: they say too little to reject a result for.
+    """
+    hint: Any = _hints(function, scope).get("return")
+    if not _is_structured(hint):
+        return None
+    try:
+        return TypeAdapter(hint).json_schema(mode="serialization")
+    except (pydantic.errors.PydanticUserError, TypeError) as error:
+        raise ToolError(
+            f"tool {_name(function)}: no JSON Schema for its return type: {error}"
+        ) from error
+
+
+def _is_structured(hint: Any) -> bool:
+    if typing.is_typeddict(hint) or (isinstance(hint, type) and dataclasses.is_dataclass(hint)):
+        return True
+    return isinstance(hint, type) and issubclass(hint, BaseModel)

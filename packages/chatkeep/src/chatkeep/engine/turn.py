@@ -1,0 +1,614 @@
+"""One model turn: the adapter's events become engine state, and the events that are published.
+
+State is taken from the adapter's event before any hook sees it; what a hook makes of the event
+is published. The turn repairs what adapters get wrong (empty or reused ids, missing starts and
+ends), so that the live stream, the stored message and a strict reader agree.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeVar, cast
+
+from ag_ui.core import (
+    BaseEvent,
+    ReasoningEncryptedValueEvent,
+    ReasoningEndEvent,
+    ReasoningMessageChunkEvent,
+    ReasoningMessageContentEvent,
+    ReasoningMessageEndEvent,
+    ReasoningMessageStartEvent,
+    ReasoningStartEvent,
+    RunErrorEvent,
+    RunFinishedEvent,
+    RunStartedEvent,
+    StepFinishedEvent,
+    StepStartedEvent,
+    TextMessageChunkEvent,
+    TextMessageContentEvent,
+    TextMessageEndEvent,
+    TextMessageStartEvent,
+    ToolCallArgsEvent,
+    ToolCallChunkEvent,
+    ToolCallEndEvent,
+    ToolCallResultEvent,
+    ToolCallStartEvent,
+)
+
+from chatkeep.engine.calls import Call
+from chatkeep.engine.events import bag, extras, iso, merge_metadata, now_ms, with_changes
+from chatkeep.engine.middleware import ChatContext, Event, FinishReason, Usage
+from chatkeep.engine.transcript import Transcript
+from chatkeep.engine.usage import usage_of_event
+from chatkeep.errors import ProviderError
+from chatkeep.records import ModelMessage
+
+__all__ = ["Turn"]
+
+Published = Event | list[Event] | None
+_FINISH_REASONS: Final = frozenset({"stop", "length", "content_filter", "tool_calls"})
+_L = TypeVar("_L", RunStartedEvent, RunFinishedEvent)
+_M = TypeVar(
+    "_M",
+    TextMessageStartEvent,
+    TextMessageContentEvent,
+    TextMessageEndEvent,
+    ReasoningStartEvent,
+    ReasoningEndEvent,
+    ReasoningMessageStartEvent,
+    ReasoningMessageContentEvent,
+    ReasoningMessageEndEvent,
+)
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+
+
+class _Text:
+    """Deltas joined on demand. A surrogate pair split over two deltas is put together again;
+    a lone surrogate becomes U+FFFD."""
+
+    __slots__ = ("_held", "parts")
+
+    def __init__(self, parts: list[str] | None = None) -> None:
+        self.parts: list[str] = [] if parts is None else parts
+        self._held = ""
+
+    def add(self, delta: str) -> str:
+        """Append; returns what to publish."""
+        if self._held or (not delta.isascii() and _SURROGATE.search(delta)):
+            delta = self._held + delta
+            self._held = delta[-1:] if "\ud800" <= delta[-1:] <= "\udbff" else ""
+            whole = delta[: len(delta) - len(self._held)]
+            delta = whole.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+        if delta:
+            self.parts.append(delta)
+        return delta
+
+    def rest(self) -> str:
+        """What is still held back at the end."""
+        held, self._held = self._held, ""
+        if not held:
+            return ""
+        self.parts.append("\ufffd")
+        return "\ufffd"
+
+    def replace(self, text: str) -> None:
+        self._held = ""
+        self.parts[:] = [_SURROGATE.sub("\ufffd", text)]
+
+    def __str__(self) -> str:
+        return "".join(self.parts)
+
+
+class _Thought:
+    """One reasoning block."""
+
+    __slots__ = ("identity", "open", "redacted", "signature", "text")
+
+    def __init__(self, identity: str) -> None:
+        self.identity = identity
+        self.text = _Text()
+        self.signature: str | None = None
+        self.redacted = False
+        self.open = True
+
+    def entry(self) -> dict[str, Any]:
+        out: dict[str, Any] = {"id": self.identity, "content": str(self.text)}
+        if self.signature is not None:
+            out["signature"] = self.signature
+        if self.redacted:
+            out["redacted"] = True
+        return out
+
+
+class Turn:
+    """State of one model call. Feed it with :meth:`reduce`, then read :meth:`message`."""
+
+    def __init__(
+        self,
+        context: ChatContext,
+        transcript: Transcript,
+        message_id: str,
+        source: Mapping[str, Any],
+    ) -> None:
+        self._context = context
+        self._transcript = transcript
+        self._source = source
+        self.message_id = message_id
+        self.finish_reason: FinishReason | None = None
+        self.usage: Usage | None = None
+        self.ended = False
+        """Whether the adapter has ended its call with RUN_FINISHED or RUN_ERROR."""
+        self.calls: list[Call] = []
+        self.results: list[ModelMessage] = []
+        """Results of calls that the provider executed itself."""
+        self._named = False
+        self._begun = False
+        self._text_open = False
+        self._created_at: int | None = None
+        context._text.clear()  # noqa: SLF001 - the context shows what the turn gathers
+        self._text = _Text(context._text)  # noqa: SLF001
+        self._call_ids: dict[str, Call] = {}
+        self._thoughts: list[_Thought] = []
+        self._spans: dict[str, str] = {}
+        self._response_id: str | None = None
+        context.current_message_id = None
+
+    # ------------------------------------------------------------------------- entry
+
+    def reduce(self, event: Event) -> Published:
+        """Take one event of the adapter; what is to go through ``on_chunk`` and out.
+
+        Raises:
+            ProviderError: it is no AG-UI event.
+        """
+        handler = _HANDLERS.get(type(event))
+        if handler is None:
+            handler = self._handler_of(event)
+        return handler(self, event)
+
+    def _handler_of(self, event: object) -> Callable[[Turn, Any], Published]:
+        if not isinstance(event, BaseEvent):
+            raise ProviderError(
+                f"the model adapter yielded {type(event).__name__}; it must yield AG-UI events"
+            )
+        for kind, handler in _HANDLERS.items():
+            if isinstance(event, kind):
+                return handler
+        return Turn._pass
+
+    def close(self) -> list[Event]:
+        """The adapter's stream is over: ends that it left out, and the start of a turn that
+        said nothing but thought."""
+        events: list[Event] = []
+        for thought in self._thoughts:
+            if thought.open:
+                thought.open = False
+                events.append(ReasoningMessageEndEvent(message_id=thought.identity))
+        events += [ReasoningEndEvent(message_id=identity) for identity in self._spans.values()]
+        self._spans.clear()
+        for call in self.calls:
+            if call.open:
+                events += self._end_call(call, ToolCallEndEvent(tool_call_id=call.identity))
+        if self._text_open:
+            events += self._end_text(TextMessageEndEvent(message_id=self.message_id))
+        if self._thoughts and not self._begun:
+            events += self._begin_silently()
+        return events
+
+    def message(self) -> ModelMessage | None:
+        """The assistant row of this turn; None when the model produced nothing."""
+        text = str(self._text)
+        if not text and not self.calls and not self._thoughts:
+            return None
+        row: dict[str, Any] = {"role": "assistant", "content": text or None}
+        if self.calls:
+            row["toolCalls"] = [call.entry() for call in self.calls]
+        row["id"] = self.message_id
+        row["createdAt"] = iso(self._created_at if self._created_at is not None else now_ms())
+        if self._thoughts:
+            row["thinking"] = [thought.entry() for thought in self._thoughts]
+        tanstack: dict[str, Any] = {"source": dict(self._source)} if self._source else {}
+        if self._response_id is not None:
+            tanstack["responseId"] = self._response_id
+        if tanstack:
+            row["metadata"] = {"tanstack": tanstack}
+        return cast("ModelMessage", row)
+
+    @property
+    def content(self) -> str:
+        """The text of this turn."""
+        return str(self._text)
+
+    # -------------------------------------------------------------------------- text
+
+    def _adopt(self, wanted: str | None) -> None:
+        """The first id that the stream names becomes the message's, if it is free."""
+        if not self._named and wanted:
+            self._named = True
+            if wanted != self.message_id:
+                self.message_id = self._transcript.take_message_id(wanted)
+        if self._created_at is None:
+            self._created_at = now_ms()
+        self._context.current_message_id = self.message_id
+
+    def _text_start(self, event: TextMessageStartEvent) -> Published:
+        self._adopt(event.message_id)
+        if self._text_open:
+            return None
+        self._begun = self._text_open = True
+        if event.role is None:
+            event = with_changes(event, role="assistant")
+        return self._with_message_id(event)
+
+    def _text_content(self, event: TextMessageContentEvent) -> Published:
+        before: list[Event] = [] if self._text_open else self._open_text(event.message_id)
+        known = extras(event).get("content")
+        if isinstance(known, str):
+            published = self._replace_text(known, event.delta)
+        else:
+            published = self._text.add(event.delta)
+        if not published:
+            return before
+        if published != event.delta:
+            event = with_changes(event, delta=published)
+        event = self._with_message_id(event)
+        return [*before, event] if before else event
+
+    def _replace_text(self, whole: str, delta: str) -> str:
+        """A cumulative ``content`` replaces what was gathered; the delta stays what it is, or is
+        what the cumulative text adds."""
+        old = str(self._text)
+        self._text.replace(whole)
+        new = str(self._text)
+        if not delta and new.startswith(old):
+            return new[len(old) :]
+        return _SURROGATE.sub("\ufffd", delta)
+
+    def _open_text(self, wanted: str | None) -> list[Event]:
+        self._adopt(wanted)
+        self._begun = self._text_open = True
+        return [TextMessageStartEvent(message_id=self.message_id, role="assistant")]
+
+    def _text_end(self, event: TextMessageEndEvent) -> Published:
+        return self._end_text(self._with_message_id(event)) if self._text_open else None
+
+    def _end_text(self, event: TextMessageEndEvent) -> list[Event]:
+        self._text_open = False
+        rest = self._text.rest()
+        if rest:
+            return [TextMessageContentEvent(message_id=self.message_id, delta=rest), event]
+        return [event]
+
+    def _text_chunk(self, event: TextMessageChunkEvent) -> Published:
+        out = [] if self._text_open else self._open_text(event.message_id)
+        delta = self._text.add(event.delta or "")
+        if delta:
+            out.append(
+                TextMessageContentEvent(
+                    message_id=self.message_id, delta=delta, metadata=event.metadata
+                )
+            )
+        return out
+
+    def _begin_silently(self) -> list[Event]:
+        """Every assistant turn opens with TEXT_MESSAGE_START, one that only calls tools too:
+        otherwise a browser gives its message the id of the next text."""
+        self._begun = True
+        self._adopt(None)
+        return [
+            TextMessageStartEvent(message_id=self.message_id, role="assistant"),
+            TextMessageEndEvent(message_id=self.message_id),
+        ]
+
+    def _with_message_id(self, event: _M) -> _M:
+        if event.message_id == self.message_id:
+            return event
+        return with_changes(event, message_id=self.message_id)
+
+    # -------------------------------------------------------------------------- tools
+
+    def _call_start(self, event: ToolCallStartEvent) -> Published:
+        name = event.tool_call_name
+        known = self._call_ids.get(event.tool_call_id)
+        if not name.strip() or (known is not None and known.open):
+            return None
+        self._adopt(event.parent_message_id)
+        before = [] if self._begun else self._begin_silently()
+        identity = self._transcript.take_call_id(event.tool_call_id)
+        metadata = {k: v for k, v in (event.metadata or {}).items() if k != "tanstack"}
+        call = Call(identity, name, metadata or None)
+        self.calls.append(call)
+        self._call_ids[event.tool_call_id] = call
+        changes: dict[str, Any] = {}
+        if identity != event.tool_call_id:
+            changes["tool_call_id"] = identity
+        if event.parent_message_id != self.message_id:
+            changes["parent_message_id"] = self.message_id
+        out: list[Event] = [*before, with_changes(event, **changes) if changes else event]
+        signature = metadata.get("thoughtSignature")
+        if isinstance(signature, str):
+            out.append(_signature("tool-call", identity, signature))
+        return out
+
+    def _call_args(self, event: ToolCallArgsEvent) -> Published:
+        call = self._call_ids.get(event.tool_call_id)
+        if call is None or not call.open:
+            return None
+        known = extras(event).get("args")
+        if isinstance(known, str):
+            call.arguments = [known]
+        elif event.delta:
+            call.arguments.append(event.delta)
+        if not event.delta:
+            return None
+        call.streamed = True
+        if call.identity == event.tool_call_id:
+            return event
+        return with_changes(event, tool_call_id=call.identity)
+
+    def _call_end(self, event: ToolCallEndEvent) -> Published:
+        call = self._call_ids.get(event.tool_call_id)
+        if call is None or not call.open:
+            return None
+        unknown = extras(event)
+        given = unknown.get("input", bag(event).get("input"))
+        if given is not None:
+            call.use_input(given)
+        if call.identity != event.tool_call_id:
+            event = with_changes(event, tool_call_id=call.identity)
+        out = self._end_call(call, event)
+        if "result" in unknown:
+            out.append(self._provider_result(call, unknown["result"], bag(event)))
+        return out
+
+    def _end_call(self, call: Call, event: ToolCallEndEvent) -> list[Event]:
+        call.open = False
+        parsed = call.parsed_object()
+        if parsed is not None and "input" not in extras(event) and "input" not in bag(event):
+            metadata = merge_metadata({"tanstack": {"input": parsed}}, event.metadata or {})
+            event = with_changes(event, metadata=metadata)
+        if not call.streamed and call.text not in ("", "{}"):
+            return [ToolCallArgsEvent(tool_call_id=call.identity, delta=call.text), event]
+        return [event]
+
+    def _provider_result(self, call: Call, value: Any, tanstack: Mapping[str, Any]) -> Event:
+        return self._record_result(call, value, None, tanstack)
+
+    def _record_result(
+        self, call: Call, value: Any, wanted: str | None, tanstack: Mapping[str, Any]
+    ) -> Event:
+        failed = tanstack.get("state") == "output-error"
+        identity = self._transcript.take_message_id(wanted)
+        row = call.result_row(value, identity=identity, failed=failed)
+        call.answered = True
+        self.results.append(row)
+        return call.result_event(row)
+
+    def _call_result(self, event: ToolCallResultEvent) -> Published:
+        call = self._call_ids.get(event.tool_call_id)
+        if call is None or call.answered:
+            return None
+        published = self._record_result(call, event.content, event.message_id, bag(event))
+        metadata = merge_metadata(event.metadata or {}, published.metadata or {})
+        return with_changes(published, metadata=metadata or None)
+
+    def _call_chunk(self, event: ToolCallChunkEvent) -> Published:
+        identity = event.tool_call_id or (next(reversed(self._call_ids), ""))
+        call = self._call_ids.get(identity)
+        out: list[Event] = []
+        if call is None or not call.open:
+            if not event.tool_call_name:
+                return None
+            for other in self.calls:
+                if other.open:
+                    out += self._end_call(other, ToolCallEndEvent(tool_call_id=other.identity))
+            out += _listed(
+                self._call_start(
+                    ToolCallStartEvent(
+                        tool_call_id=identity,
+                        tool_call_name=event.tool_call_name,
+                        parent_message_id=event.parent_message_id,
+                        metadata=event.metadata,
+                    )
+                )
+            )
+        if event.delta:
+            out += _listed(
+                self._call_args(ToolCallArgsEvent(tool_call_id=identity, delta=event.delta))
+            )
+        return out
+
+    # ---------------------------------------------------------------------- reasoning
+
+    def _last_thought(self) -> _Thought | None:
+        return self._thoughts[-1] if self._thoughts else None
+
+    def _span_start(self, event: ReasoningStartEvent) -> Published:
+        if event.message_id in self._spans:
+            return None
+        identity = self._transcript.take_message_id(event.message_id)
+        self._spans[event.message_id] = identity
+        return _renamed(event, identity)
+
+    def _span_end(self, event: ReasoningEndEvent) -> Published:
+        identity = self._spans.pop(event.message_id, None)
+        return None if identity is None else _renamed(event, identity)
+
+    def _thought_start(self, event: ReasoningMessageStartEvent) -> Published:
+        last = self._last_thought()
+        if last is not None and last.open:
+            return None
+        return _renamed(event, self._think(event.message_id).identity)
+
+    def _think(self, wanted: str) -> _Thought:
+        """Begin a block. It may carry the id of the span around it, once."""
+        identity = self._spans.get(wanted)
+        if identity is None or any(t.identity == identity for t in self._thoughts):
+            identity = self._transcript.take_message_id(wanted)
+        thought = _Thought(identity)
+        self._thoughts.append(thought)
+        if self._created_at is None:
+            self._created_at = now_ms()
+        return thought
+
+    def _thought_content(self, event: ReasoningMessageContentEvent) -> Published:
+        before, thought = self._open_thought(event.message_id)
+        known = extras(event).get("content")
+        if isinstance(known, str):
+            thought.text.replace(known)
+            published = event.delta
+        else:
+            published = thought.text.add(event.delta)
+        if not published:
+            return before
+        if published != event.delta:
+            event = with_changes(event, delta=published)
+        renamed = _renamed(event, thought.identity)
+        return [*before, renamed] if before else renamed
+
+    def _open_thought(self, wanted: str) -> tuple[list[Event], _Thought]:
+        last = self._last_thought()
+        if last is not None and last.open:
+            return [], last
+        thought = self._think(wanted)
+        return [ReasoningMessageStartEvent(message_id=thought.identity, role="reasoning")], thought
+
+    def _thought_end(self, event: ReasoningMessageEndEvent) -> Published:
+        return self._close_thought(event)
+
+    def _close_thought(self, event: ReasoningMessageEndEvent | None) -> list[Event]:
+        last = self._last_thought()
+        if last is None or not last.open:
+            return []
+        last.open = False
+        out: list[Event] = []
+        rest = last.text.rest()
+        if rest:
+            out.append(ReasoningMessageContentEvent(message_id=last.identity, delta=rest))
+        if event is None:
+            out.append(ReasoningMessageEndEvent(message_id=last.identity))
+        else:
+            out.append(_renamed(event, last.identity))
+        return out
+
+    def _thought_chunk(self, event: ReasoningMessageChunkEvent) -> Published:
+        before, thought = self._open_thought(event.message_id or "")
+        delta = thought.text.add(event.delta or "")
+        if delta:
+            before.append(
+                ReasoningMessageContentEvent(
+                    message_id=thought.identity, delta=delta, metadata=event.metadata
+                )
+            )
+        return before
+
+    def _encrypted(self, event: ReasoningEncryptedValueEvent) -> Published:
+        if event.subtype == "tool-call":
+            call = self._call_ids.get(event.entity_id)
+            if call is None:
+                return event
+            call.metadata = {**(call.metadata or {}), "thoughtSignature": event.encrypted_value}
+            return _retargeted(event, call.identity)
+        thought = self._sign(event.encrypted_value, event.entity_id)
+        return _retargeted(event, thought.identity)
+
+    def _sign(self, signature: str, entity: str) -> _Thought:
+        """A signature belongs to the latest block; without one it stands alone (the provider
+        kept the thought to itself)."""
+        thought = self._last_thought()
+        if thought is None:
+            thought = self._think(entity)
+            thought.open = False
+        thought.signature = signature
+        return thought
+
+    def _step_started(self, event: StepStartedEvent) -> Published:
+        return [*self._close_thought(None), event]
+
+    def _step_finished(self, event: StepFinishedEvent) -> Published:
+        signature = extras(event).get("signature", bag(event).get("signature"))
+        if not isinstance(signature, str):
+            return event
+        thought = self._sign(signature, event.step_name)
+        return [event, _signature("message", thought.identity, signature)]
+
+    # ----------------------------------------------------------------------- life cycle
+
+    def _started(self, event: RunStartedEvent) -> Published:
+        return self._of_this_run(event)
+
+    def _of_this_run(self, event: _L) -> _L:
+        """Adapters may invent run ids; everything here carries the request's."""
+        context = self._context
+        return with_changes(event, thread_id=context.thread_id, run_id=context.run_id)
+
+    def _finished(self, event: RunFinishedEvent) -> Published:
+        if event.outcome is not None and event.outcome.type == "interrupt":
+            raise ProviderError(
+                "the model adapter ended its call with an interrupt; this version of chatkeep "
+                "does not take interrupts from adapters"
+            )
+        tanstack = bag(event)
+        reason = extras(event).get("finishReason", tanstack.get("finishReason"))
+        if reason in _FINISH_REASONS:
+            self.finish_reason = cast("FinishReason", reason)
+        response = extras(event).get("responseId", tanstack.get("responseId"))
+        if isinstance(response, str):
+            self._response_id = response
+        self.usage = usage_of_event(event)
+        self.ended = True
+        return self._of_this_run(event)
+
+    def _failed(self, event: RunErrorEvent) -> Published:
+        self.usage = usage_of_event(event)
+        self.ended = True
+        return event
+
+    def _pass(self, event: Event) -> Published:
+        return event
+
+
+def _listed(published: Published) -> list[Event]:
+    if published is None:
+        return []
+    return published if isinstance(published, list) else [published]
+
+
+def _renamed(event: _M, identity: str) -> _M:
+    return event if event.message_id == identity else with_changes(event, message_id=identity)
+
+
+def _retargeted(event: ReasoningEncryptedValueEvent, identity: str) -> Event:
+    return event if event.entity_id == identity else with_changes(event, entity_id=identity)
+
+
+def _signature(subtype: str, entity: str, value: str) -> Event:
+    return ReasoningEncryptedValueEvent(
+        subtype=cast("Any", subtype), entity_id=entity, encrypted_value=value
+    )
+
+
+_HANDLERS: Final[dict[type[Any], Callable[[Turn, Any], Published]]] = {
+    TextMessageStartEvent: Turn._text_start,  # noqa: SLF001
+    TextMessageContentEvent: Turn._text_content,  # noqa: SLF001
+    TextMessageEndEvent: Turn._text_end,  # noqa: SLF001
+    TextMessageChunkEvent: Turn._text_chunk,  # noqa: SLF001
+    ToolCallStartEvent: Turn._call_start,  # noqa: SLF001
+    ToolCallArgsEvent: Turn._call_args,  # noqa: SLF001
+    ToolCallEndEvent: Turn._call_end,  # noqa: SLF001
+    ToolCallResultEvent: Turn._call_result,  # noqa: SLF001
+    ToolCallChunkEvent: Turn._call_chunk,  # noqa: SLF001
+    ReasoningStartEvent: Turn._span_start,  # noqa: SLF001
+    ReasoningEndEvent: Turn._span_end,  # noqa: SLF001
+    ReasoningMessageStartEvent: Turn._thought_start,  # noqa: SLF001
+    ReasoningMessageContentEvent: Turn._thought_content,  # noqa: SLF001
+    ReasoningMessageEndEvent: Turn._thought_end,  # noqa: SLF001
+    ReasoningMessageChunkEvent: Turn._thought_chunk,  # noqa: SLF001
+    ReasoningEncryptedValueEvent: Turn._encrypted,  # noqa: SLF001
+    StepStartedEvent: Turn._step_started,  # noqa: SLF001
+    StepFinishedEvent: Turn._step_finished,  # noqa: SLF001
+    RunStartedEvent: Turn._started,  # noqa: SLF001
+    RunFinishedEvent: Turn._finished,  # noqa: SLF001
+    RunErrorEvent: Turn._failed,  # noqa: SLF001
+}
