@@ -1,0 +1,145 @@
+"""The databases, each with our backends on it and with the bare drivers."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psycopg
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from bench.contenders import Chatkeep, Contender, Floor
+from bench.measure import written_by_process
+from bench.references import RefAiosqlite, RefAsyncpg, RefCore
+from chatkeep.backends import open_persistence
+from chatkeep_sql import postgres_persistence, sqlite_persistence
+from servers import Database, PostgresDriver, PostgresProcess, TcpProxy
+
+__all__ = ["FIELDS", "Field"]
+
+_POOL = 32
+"""Connections of every pool on PostgreSQL, ours and the references'."""
+
+
+@dataclass(kw_only=True)
+class Field:
+    """One database. Each of ours stands beside the floor it is compared with."""
+
+    title: str
+    settings: dict[str, str]
+    ours: list[tuple[Chatkeep, Floor | None]]
+    others: list[Floor] = field(default_factory=list[Floor])
+    written: Callable[[], Awaitable[int]] | None = None
+    written_is: str = ""
+    behind: Callable[[str], AbstractAsyncContextManager[tuple[Chatkeep, TcpProxy]]] | None = None
+    """Opens the contender of that name behind a proxy that counts."""
+
+    @property
+    def contenders(self) -> list[Contender]:
+        """Everybody, each once."""
+        floors = [floor for _, floor in self.ours if floor is not None]
+        return [*(ours for ours, _ in self.ours), *floors, *self.others]
+
+
+@asynccontextmanager
+async def memory() -> AsyncIterator[Field]:
+    """The reference backend, in this process."""
+    async with open_persistence("memory://") as persistence:
+        yield Field(
+            title="memory",
+            settings={},
+            ours=[(Chatkeep("chatkeep memory", persistence.backends[0]), None)],
+        )
+
+
+@asynccontextmanager
+async def sqlite() -> AsyncIterator[Field]:
+    """A file in the temporary directory."""
+    with tempfile.TemporaryDirectory(prefix="chatkeep-bench-") as folder:
+        path = Path(folder)
+        reference = RefAiosqlite(path / "reference.db")
+        await reference.open()
+        async with sqlite_persistence(path / "chatkeep.db") as persistence:
+            await persistence.migrate()
+            ours = Chatkeep("chatkeep sqlite", persistence.backends[0])
+            floor = Floor(reference)
+            yield Field(
+                title="SQLite",
+                settings=await _pragmas(path / "chatkeep.db"),
+                ours=[(ours, floor)],
+                written=written_by_process,
+                written_is="bytes written to files by this process",
+            )
+        await reference.close()
+
+
+async def _pragmas(path: Path) -> dict[str, str]:
+    import aiosqlite
+
+    async with aiosqlite.connect(path) as connection:
+        rows = await connection.execute_fetchall("pragma journal_mode")
+        version = await connection.execute_fetchall("select sqlite_version()")
+    return {"sqlite": str(next(iter(version))[0]), "journal_mode": str(next(iter(rows))[0])}
+
+
+@asynccontextmanager
+async def postgres() -> AsyncIterator[Field]:
+    """A server of our own with PostgreSQL's default durability."""
+    with (
+        PostgresProcess(durable=True) as server,
+        server.database() as database,
+        psycopg.connect(database.url(""), autocommit=True) as admin,
+    ):
+
+        async def written() -> int:
+            row = admin.execute("select pg_current_wal_insert_lsn() - '0/0'").fetchone()
+            return int(row[0]) if row else 0
+
+        settings = {
+            name: str((admin.execute(f"show {name}".encode()).fetchone() or ("",))[0])
+            for name in ("server_version", "fsync", "synchronous_commit", "full_page_writes")
+        }
+        references = [RefCore(database.url(d), _POOL) for d in ("psycopg", "asyncpg")]
+        bare = RefAsyncpg(database.url(""), _POOL)
+        for reference in (*references, bare):
+            await reference.open()
+        engines = [
+            create_async_engine(database.url(d), pool_size=_POOL, max_overflow=0)
+            for d in ("psycopg", "asyncpg")
+        ]
+        persistences = [postgres_persistence(engine) for engine in engines]
+        await persistences[0].migrate()
+        yield Field(
+            title="PostgreSQL",
+            settings={**settings, "pool": str(_POOL)},
+            ours=[
+                (Chatkeep(f"chatkeep {name}", p.backends[0]), Floor(reference))
+                for name, p, reference in zip(
+                    ("psycopg", "asyncpg"), persistences, references, strict=True
+                )
+            ],
+            others=[Floor(bare)],
+            written=written,
+            written_is="bytes of WAL",
+            behind=lambda name: _behind_proxy(name, database),
+        )
+        for persistence in persistences:
+            await persistence.aclose()
+        for engine in engines:
+            await engine.dispose()
+        for reference in (*references, bare):
+            await reference.close()
+
+
+@asynccontextmanager
+async def _behind_proxy(name: str, database: Database) -> AsyncIterator[tuple[Chatkeep, TcpProxy]]:
+    driver: PostgresDriver = "asyncpg" if name.endswith("asyncpg") else "psycopg"
+    with database.server.proxy() as proxy:
+        async with postgres_persistence(database.url(driver, proxy=proxy)) as persistence:
+            yield Chatkeep(f"{name} counted", persistence.backends[0]), proxy
+
+
+FIELDS = {"memory": memory, "sqlite": sqlite, "postgres": postgres}

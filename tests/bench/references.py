@@ -1,0 +1,152 @@
+"""The floors: bare drivers, one insert and one commit per boundary, no bookkeeping at all."""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import aiosqlite
+import orjson
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
+from chatkeep.records import ModelMessage
+
+__all__ = ["RefAiosqlite", "RefAsyncpg", "RefCore", "Reference"]
+
+_TABLE = (
+    "create table if not exists ref (thread text, seq bigint, body text, primary key (thread, seq))"
+)
+
+
+class Reference(abc.ABC):
+    """A store that can do nothing but append and load."""
+
+    name: ClassVar[str]
+
+    def __init__(self) -> None:
+        self._next: dict[str, int] = {}
+
+    def _number(self, thread: str, messages: Sequence[ModelMessage]) -> list[tuple[int, str]]:
+        first = self._next.get(thread, 1)
+        self._next[thread] = first + len(messages)
+        return [(first + i, orjson.dumps(m).decode()) for i, m in enumerate(messages)]
+
+    @abc.abstractmethod
+    async def open(self) -> None: ...
+
+    @abc.abstractmethod
+    async def close(self) -> None: ...
+
+    @abc.abstractmethod
+    async def append(self, thread: str, messages: Sequence[ModelMessage]) -> None:
+        """One boundary."""
+
+    @abc.abstractmethod
+    async def load(self, thread: str) -> list[ModelMessage]: ...
+
+
+class RefAsyncpg(Reference):
+    """asyncpg with its own pool."""
+
+    name = "ref asyncpg"
+
+    def __init__(self, url: str, pool: int = 10) -> None:
+        super().__init__()
+        self._url, self._size = url, pool
+        self._pool: Any = None
+
+    async def open(self) -> None:
+        import asyncpg  # type: ignore[import-untyped]
+
+        self._pool = await asyncpg.create_pool(self._url, min_size=1, max_size=self._size)
+        await self._pool.execute(_TABLE)
+
+    async def close(self) -> None:
+        await self._pool.close()
+
+    async def append(self, thread: str, messages: Sequence[ModelMessage]) -> None:
+        rows = self._number(thread, messages)
+        await self._pool.execute(
+            "insert into ref select $1, * from unnest($2::bigint[], $3::text[])",
+            thread, [n for n, _ in rows], [b for _, b in rows],
+        )  # fmt: skip
+
+    async def load(self, thread: str) -> list[ModelMessage]:
+        rows = await self._pool.fetch("select body from ref where thread = $1 order by seq", thread)
+        return [orjson.loads(row[0]) for row in rows]
+
+
+class RefCore(Reference):
+    """SQLAlchemy Core in AUTOCOMMIT, over either driver."""
+
+    def __init__(self, url: str, pool: int = 10) -> None:
+        super().__init__()
+        driver = url.partition("://")[0].partition("+")[2]
+        self.name = f"ref Core/{driver}"  # type: ignore[misc]
+        self._engine: AsyncEngine = create_async_engine(
+            url, isolation_level="AUTOCOMMIT", pool_size=pool, max_overflow=0
+        )
+        self._insert = text(
+            "insert into ref select cast(:thread as text), * "
+            "from unnest(cast(:numbers as bigint[]), cast(:bodies as text[]))"
+        )
+        self._select = text("select body from ref where thread = :thread order by seq")
+
+    async def open(self) -> None:
+        async with self._engine.connect() as connection:
+            await connection.execute(text(_TABLE))
+
+    async def close(self) -> None:
+        await self._engine.dispose()
+
+    async def append(self, thread: str, messages: Sequence[ModelMessage]) -> None:
+        rows = self._number(thread, messages)
+        values = {
+            "thread": thread,
+            "numbers": [n for n, _ in rows],
+            "bodies": [b for _, b in rows],
+        }
+        async with self._engine.connect() as connection:
+            await connection.execute(self._insert, values)
+
+    async def load(self, thread: str) -> list[ModelMessage]:
+        async with self._engine.connect() as connection:
+            rows = await connection.execute(self._select, {"thread": thread})
+            return [orjson.loads(row[0]) for row in rows]
+
+
+class RefAiosqlite(Reference):
+    """aiosqlite, WAL, synchronous NORMAL, one connection."""
+
+    name = "ref aiosqlite"
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._path = path
+        self._lock = asyncio.Lock()
+
+    async def open(self) -> None:
+        self._connection = await aiosqlite.connect(self._path, isolation_level=None)
+        await self._connection.execute("pragma journal_mode = wal")
+        await self._connection.execute("pragma synchronous = normal")
+        await self._connection.execute(_TABLE)
+
+    async def close(self) -> None:
+        await self._connection.close()
+
+    async def append(self, thread: str, messages: Sequence[ModelMessage]) -> None:
+        rows = [(thread, number, body) for number, body in self._number(thread, messages)]
+        async with self._lock:  # one connection has one transaction at a time
+            await self._connection.execute("begin immediate")
+            await self._connection.executemany("insert into ref values (?, ?, ?)", rows)
+            await self._connection.execute("commit")
+
+    async def load(self, thread: str) -> list[ModelMessage]:
+        rows = await self._connection.execute_fetchall(
+            "select body from ref where thread = ? order by seq", (thread,)
+        )
+        return [orjson.loads(row[0]) for row in rows]
