@@ -168,7 +168,16 @@ class Record(BaseModel):
         Raises:
             InvalidValue: a field holds what cannot be stored.
         """
-        plain: dict[str, Any] = normalize(self.model_dump(by_alias=True), "$")
+        # Not model_dump(): it would convert models and dataclasses inside a value its own way,
+        # and a value has one documented form wherever it stands.
+        data: dict[str, Any] = {}
+        for name, info in type(self).model_fields.items():
+            value = getattr(self, name)
+            absent = value is None and not info.is_required()
+            if value is UNSET or (absent and name not in self._null_is_a_value()):
+                continue
+            data[info.alias or name] = value.to_json() if isinstance(value, Record) else value
+        plain: dict[str, Any] = normalize({**data, **(self.model_extra or {})}, "$")
         return plain
 
     @classmethod

@@ -26,39 +26,67 @@ from __future__ import annotations
 
 import pytest
 
-for _name in ("activities", "admin", "base", "concurrency", "interrupts", "maintenance"):
-    pytest.register_assert_rewrite(f"{__name__}._{_name}")
-for _name in ("messages", "metadata", "runs", "scope", "shape", "turns", "values"):
+# Failed asserts of the cases show their values, as those of a test module do.
+for _name in (
+    "activities",
+    "admin",
+    "base",
+    "claims",
+    "commits",
+    "concurrency",
+    "cuts",
+    "interrupts",
+    "leases",
+    "maintenance",
+    "messages",
+    "metadata",
+    "revisions",
+    "runs",
+    "scope",
+    "shape",
+    "turns",
+    "values",
+    "turnkit",
+):
     pytest.register_assert_rewrite(f"{__name__}._{_name}")
 
 from chatkeep.testkit.conformance._activities import TestActivities  # noqa: E402
+from chatkeep.testkit.conformance._admin import TestThreadAdmin  # noqa: E402
 from chatkeep.testkit.conformance._base import ConformanceCase, Ids  # noqa: E402
+from chatkeep.testkit.conformance._claims import TestClaims  # noqa: E402
+from chatkeep.testkit.conformance._commits import TestCommits  # noqa: E402
+from chatkeep.testkit.conformance._concurrency import TestConcurrency  # noqa: E402
+from chatkeep.testkit.conformance._cuts import TestCutArchive  # noqa: E402
 from chatkeep.testkit.conformance._interrupts import TestBatchCommit, TestInterrupts  # noqa: E402
-from chatkeep.testkit.conformance._messages import (  # noqa: E402
-    TestCutArchive,
-    TestMessages,
-    TestPagedMessages,
-    TestRevisionedMessages,
-)
-from chatkeep.testkit.conformance._metadata import (  # noqa: E402
-    TestMetadata,
-    TestVersionedMetadata,
-)
+from chatkeep.testkit.conformance._leases import TestDrafts, TestLeases  # noqa: E402
+from chatkeep.testkit.conformance._maintenance import TestMaintenance  # noqa: E402
+from chatkeep.testkit.conformance._messages import TestMessages  # noqa: E402
+from chatkeep.testkit.conformance._metadata import TestMetadata, TestVersionedMetadata  # noqa: E402
+from chatkeep.testkit.conformance._revisions import TestPagedMessages, TestRevisionedMessages  # noqa: E402
 from chatkeep.testkit.conformance._runs import (  # noqa: E402
     TestReclaimableRuns,
     TestRunHistory,
     TestRuns,
     TestRunTree,
 )
+from chatkeep.testkit.conformance._scope import TestScope  # noqa: E402
+from chatkeep.testkit.conformance._shape import TestShape  # noqa: E402
 from chatkeep.testkit.conformance._turns import TestTurnBackend  # noqa: E402
+from chatkeep.testkit.conformance._values import TestValues  # noqa: E402
 
 __all__ = [
     "ConformanceCase",
     "Ids",
     "TestActivities",
     "TestBatchCommit",
+    "TestClaims",
+    "TestCommits",
+    "TestConcurrency",
     "TestCutArchive",
+    "TestDrafts",
     "TestInterrupts",
+    "TestLeases",
+    "TestMaintenance",
     "TestMessages",
     "TestMetadata",
     "TestPagedMessages",
@@ -67,6 +95,10 @@ __all__ = [
     "TestRunHistory",
     "TestRunTree",
     "TestRuns",
+    "TestScope",
+    "TestShape",
+    "TestThreadAdmin",
     "TestTurnBackend",
+    "TestValues",
     "TestVersionedMetadata",
 ]

@@ -69,7 +69,14 @@ class TestActivities(ConformanceCase):
     async def test_every_field_round_trips(self, activities: ActivityStore, ids: Ids) -> None:
         """Content, metadata, subagent and unknown fields; absent ones stay absent."""
         thread = ids.thread()
-        content = {"z": None, "a.b": [], "$x": {"": 1.0}, "_id": 1, "text": "é\x00😀", "n": 2**60}
+        content: dict[str, Any] = {
+            "z": None,
+            "a.b": [],
+            "$x": {"": 1.0},
+            "_id": 1,
+            "text": "é\x00😀",
+            "n": 2**60,
+        }
         rows = [
             ActivityRecord.from_json(
                 {

@@ -33,9 +33,6 @@ from chatkeep.stores import (
 )
 
 __all__ = [
-    "STORE_METHODS",
-    "TIERS",
-    "TIER_METHODS",
     "ConformanceCase",
     "Ids",
     "activity",
@@ -54,25 +51,7 @@ __all__ = [
 
 _T = TypeVar("_T")
 
-STORE_METHODS: dict[str, tuple[str, ...]] = {
-    "messages": ("load_thread", "save_thread"),
-    "runs": ("create_or_resume", "update", "get", "find_active_run"),
-    "interrupts": (
-        "create",
-        "resolve",
-        "cancel",
-        "get",
-        "list",
-        "list_pending",
-        "list_by_run",
-        "list_pending_by_run",
-    ),
-    "activities": ("load_activities", "save_activities"),
-    "metadata": ("get", "set", "delete"),
-}
-"""The methods of the five stores; a store is whole."""
-
-TIERS: dict[str, tuple[str, type[Any]]] = {
+_TIERS: dict[str, tuple[str, type[Any]]] = {
     "RevisionedMessages": ("messages", RevisionedMessages),
     "PagedMessages": ("messages", PagedMessages),
     "CutArchive": ("messages", CutArchive),
@@ -83,18 +62,6 @@ TIERS: dict[str, tuple[str, type[Any]]] = {
     "VersionedMetadata": ("metadata", VersionedMetadata),
 }
 """Tiers that sit on a store: name, store key, protocol."""
-
-TIER_METHODS: dict[str, tuple[str, ...]] = {
-    "RevisionedMessages": ("load_transcript", "splice_thread"),
-    "PagedMessages": ("load_page",),
-    "CutArchive": ("list_cuts", "load_cut", "restore_cut", "purge_cuts"),
-    "RunHistory": ("list_by_thread",),
-    "RunTree": ("list_by_parent_run", "list_by_parent_runs"),
-    "ReclaimableRuns": ("list_reclaimable",),
-    "BatchCommit": ("commit_batch",),
-    "VersionedMetadata": ("get_versioned", "set_if"),
-}
-"""The methods of the tiers that sit on a store; a tier is whole too."""
 
 
 class Ids:
@@ -120,7 +87,7 @@ class Ids:
 
 def find_tier(persistence: Any, name: str) -> Any | None:
     """Who implements tier ``name``: its store, or the bag itself; None if nobody does."""
-    key, protocol = TIERS[name]
+    key, protocol = _TIERS[name]
     store = getattr(persistence.stores, key)
     return store if isinstance(store, protocol) else None
 
@@ -134,7 +101,7 @@ class ConformanceCase:
     (``"metadata"``) or tiers (``"RunTree"``).
     """
 
-    pytestmark = [
+    pytestmark: ClassVar[list[pytest.MarkDecorator]] = [
         pytest.mark.anyio,
         pytest.mark.parametrize("anyio_backend", ["asyncio"], scope="session"),
     ]
@@ -245,10 +212,10 @@ def _store(persistence: Any, key: str, declared: frozenset[str]) -> Any:
 
 
 def _tier(persistence: Any, name: str, declared: frozenset[str]) -> Any:
-    _store(persistence, TIERS[name][0], declared)
+    _store(persistence, _TIERS[name][0], declared)
     found = find_tier(persistence, name)
     if found is None or name in declared:
-        return _leave_out(name, declared, f"the {TIERS[name][0]} store does not have it")
+        return _leave_out(name, declared, f"the {_TIERS[name][0]} store does not have it")
     return found
 
 

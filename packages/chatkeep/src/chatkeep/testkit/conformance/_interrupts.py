@@ -26,7 +26,7 @@ __all__ = ["TestBatchCommit", "TestInterrupts"]
 
 _T0 = 1_700_000_000_000
 
-_RESPONSES = {
+_RESPONSES: dict[str, Any] = {
     "absent": UNSET,
     "null": None,
     "false": False,
@@ -45,7 +45,7 @@ class TestInterrupts(ConformanceCase):
     async def test_i1_an_unknown_interrupt_is_none(
         self, interrupts: InterruptStore, ids: Ids
     ) -> None:
-        """get answers None, lists are empty."""
+        """Get answers None, lists are empty."""
         thread, run = ids.thread(), ids.run()
         assert await interrupts.get(thread, ids.interrupt()) is None
         assert await interrupts.get(thread, ids.interrupt(), run_id=run) is None
@@ -54,7 +54,7 @@ class TestInterrupts(ConformanceCase):
     async def test_i1_what_is_created_is_pending(
         self, interrupts: InterruptStore, ids: Ids
     ) -> None:
-        """create says that it inserted; the record comes back equal and pending."""
+        """Create says that it inserted; the record comes back equal and pending."""
         record = interrupt(
             ids.thread(), ids.run(), ids.interrupt(), payload={"tool": "x", "args": {"q": "é"}}
         )
@@ -204,7 +204,7 @@ class TestInterrupts(ConformanceCase):
     async def test_without_a_run_the_pending_one_is_meant_else_the_newest(
         self, interrupts: InterruptStore, ids: Ids
     ) -> None:
-        """get by id alone finds what still waits; when nothing does, the last one asked."""
+        """Get by id alone finds what still waits; when nothing does, the last one asked."""
         thread, name = ids.thread(), ids.interrupt()
         old, new = ids.run(), ids.run()
         await interrupts.create(interrupt(thread, old, name, at=_T0))
@@ -349,10 +349,7 @@ class TestInterrupts(ConformanceCase):
         """Ten callers, one identity: exactly one True, and its payload is stored."""
         thread, run, name = ids.thread(), ids.run(), ids.interrupt()
         made = await gather(
-            [
-                interrupts.create(interrupt(thread, run, name, payload={"n": n}))
-                for n in range(10)
-            ]
+            [interrupts.create(interrupt(thread, run, name, payload={"n": n})) for n in range(10)]
         )
         assert made.count(True) == 1
         (found,) = await interrupts.list(thread)
@@ -436,7 +433,7 @@ class TestBatchCommit(ConformanceCase):
             "settled": [InterruptAnswer(interrupt_id=names[2])],
             "foreign run": [InterruptAnswer(interrupt_id=names[1], run_id=ids.run())],
         }
-        entries = sum(bad.values(), []) if fault == "mixed" else bad[fault]
+        entries = [e for rows in bad.values() for e in rows] if fault == "mixed" else bad[fault]
         with pytest.raises(InterruptConflict):
             await batch.commit_batch(
                 thread, [InterruptAnswer(interrupt_id=names[0], response="x"), *entries]
@@ -527,5 +524,3 @@ async def _resolve_no(interrupts: InterruptStore, thread: str, name: str) -> Non
 
 async def _cancel(interrupts: InterruptStore, thread: str, name: str) -> None:
     await interrupts.cancel(thread, name)
-
-

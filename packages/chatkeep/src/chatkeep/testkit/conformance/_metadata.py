@@ -40,7 +40,7 @@ class TestMetadata(ConformanceCase):
     async def test_d1_a_value_is_set_read_and_overwritten(
         self, metadata: MetadataStore, ids: Ids
     ) -> None:
-        """set is an upsert."""
+        """Set is an upsert."""
         name = ids("n")
         await metadata.set(name, "k", {"a": 1})
         assert await metadata.get(name, "k") == {"a": 1}
@@ -246,7 +246,7 @@ class TestVersionedMetadata(ConformanceCase):
     async def test_a_plain_set_changes_the_revision(
         self, metadata: MetadataStore, versioned: VersionedMetadata, ids: Ids
     ) -> None:
-        """set between read and set_if is noticed, also when it writes the same value."""
+        """Set between read and set_if is noticed, also when it writes the same value."""
         name = ids("n")
         one = await versioned.set_if(name, "k", 1, None)
         await metadata.set(name, "k", 1)
@@ -278,9 +278,7 @@ class TestVersionedMetadata(ConformanceCase):
         """Ten writers on one revision, and ten on absence: one success each."""
         name, expected = ids("n"), None
         for _ in range(3):
-            results = await gather(
-                [versioned.set_if(name, "k", n, expected) for n in range(10)]
-            )
+            results = await gather([versioned.set_if(name, "k", n, expected) for n in range(10)])
             winners = [n for n, revision in enumerate(results) if revision is not None]
             assert len(winners) == 1
             assert await metadata.get(name, "k") == winners[0]

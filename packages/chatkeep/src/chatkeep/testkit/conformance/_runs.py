@@ -27,7 +27,7 @@ class TestRuns(ConformanceCase):
     """The runs store: R1, R2, R4, R6 and what upstream does not ask."""
 
     async def test_r1_an_unknown_run_is_none(self, runs: RunStore, ids: Ids) -> None:
-        """get of an id that nobody created answers None."""
+        """Get of an id that nobody created answers None."""
         assert await runs.get(ids.run()) is None
         assert await runs.get(ids.run(), thread_id=ids.thread()) is None
 
@@ -96,7 +96,7 @@ class TestRuns(ConformanceCase):
     async def test_r1_an_update_of_an_unknown_run_creates_nothing(
         self, runs: RunStore, ids: Ids
     ) -> None:
-        """update of an unknown id is a silent no-op."""
+        """Update of an unknown id is a silent no-op."""
         run = ids.run()
         await runs.update(run, RunPatch(status="completed"))
         await runs.update(run, RunPatch(status="completed"), thread_id=ids.thread())
@@ -173,7 +173,7 @@ class TestRuns(ConformanceCase):
     async def test_a_parked_run_is_not_active_a_detached_one_is(
         self, runs: RunStore, ids: Ids
     ) -> None:
-        """interrupted does not count as active; running without viewers does."""
+        """Interrupted does not count as active; running without viewers does."""
         thread, run, parked = ids.thread(), ids.run(), ids.run()
         await runs.create_or_resume(run, thread, started_at=_T0)
         await runs.create_or_resume(parked, thread, started_at=_T0 + 5)
@@ -184,9 +184,7 @@ class TestRuns(ConformanceCase):
     async def test_a_run_whose_lease_ran_out_is_not_active(self, runs: RunStore, ids: Ids) -> None:
         """A run that nobody can be driving is not reported as active."""
         thread, run = ids.thread(), ids.run()
-        await runs.create_or_resume(
-            run, thread, started_at=_T0, lease_token="gone", lease_ms=-1
-        )
+        await runs.create_or_resume(run, thread, started_at=_T0, lease_token="gone", lease_ms=-1)
         assert await runs.find_active_run(thread) is None
         found = await runs.get(run)
         assert found is not None
@@ -232,9 +230,7 @@ class TestRuns(ConformanceCase):
         run, thread = ids.run(), ids.thread()
         made = await runs.create_or_resume(run, thread, started_at=_T0, lease_token="mine")
         with pytest.raises(RunConflict) as caught:
-            await runs.update(
-                run, RunPatch(usage={"x": 1}), thread_id=thread, lease_token="theirs"
-            )
+            await runs.update(run, RunPatch(usage={"x": 1}), thread_id=thread, lease_token="theirs")
         assert caught.value.reason == "lease-lost"
         assert await runs.get(run) == made
 
@@ -271,7 +267,7 @@ class TestRuns(ConformanceCase):
     async def test_a_late_worker_may_end_a_run_that_was_given_up(
         self, runs: RunStore, ids: Ids
     ) -> None:
-        """failed with worker_lost is not final for who still holds the lease token."""
+        """Failed with worker_lost is not final for who still holds the lease token."""
         run, thread = ids.run(), ids.thread()
         await runs.create_or_resume(run, thread, started_at=_T0, lease_token="w", lease_ms=-1)
         lost = RunError(message="lost", code="worker_lost")
@@ -303,7 +299,8 @@ class TestRuns(ConformanceCase):
         }
         await runs.update(run, RunPatch(**full))
         for cleared in full:
-            await runs.update(run, RunPatch(**{cleared: None}))
+            clear: dict[str, Any] = {cleared: None}
+            await runs.update(run, RunPatch(**clear))
             left = await runs.get(run)
             assert left is not None
             for name, value in full.items():
@@ -338,7 +335,7 @@ class TestRuns(ConformanceCase):
             )
 
     async def test_fields_that_have_no_name_here_are_kept(self, runs: RunStore, ids: Ids) -> None:
-        """extra on insert and in patches round-trips; None takes a field away."""
+        """Extra on insert and in patches round-trips; None takes a field away."""
         run = ids.run()
         await runs.create_or_resume(
             run, ids.thread(), started_at=_T0, extra={"kind": "agent", "deep": {"a.b": [1, 1.0]}}
@@ -533,9 +530,7 @@ class TestRunHistory(ConformanceCase):
         """Records in the list are the records that get gives."""
         thread, run = ids.thread(), ids.run()
         await runs.create_or_resume(run, thread, started_at=_T0, name="n")
-        await runs.update(
-            run, RunPatch(status="completed", finished_at=_T0 + 5, usage={"n": 1})
-        )
+        await runs.update(run, RunPatch(status="completed", finished_at=_T0 + 5, usage={"n": 1}))
         listed = await history.list_by_thread(thread)
         assert listed == [await runs.get(run)]
         assert (listed[0].status, listed[0].finished_at) == ("completed", _T0 + 5)
