@@ -22,12 +22,21 @@ def new_message_id() -> str:
     return f"msg-{uuid.uuid4()}"
 
 
-def ensure_ids(messages: Sequence[ModelMessage]) -> list[ModelMessage]:
-    """The same messages, each with an id; those that had one come back by identity.
+def ensure_ids(
+    messages: Sequence[ModelMessage], *, created_at: str | None = None
+) -> list[ModelMessage]:
+    """The same new messages, each with an id; those that need nothing come back by identity.
 
-    An empty id counts as none: it would hide the row from every look-up.
+    ``created_at`` (ISO 8601) is given to those without a creation time. An empty id counts as
+    none: it would hide the row from every look-up.
     """
-    return [m if m.get("id") else _with_id(m, new_message_id()) for m in messages]
+    out: list[ModelMessage] = []
+    for message in messages:
+        named = message if message.get("id") else _with_id(message, new_message_id())
+        if created_at is not None and "createdAt" not in named:
+            named = cast("ModelMessage", {**named, "createdAt": created_at})
+        out.append(named)
+    return out
 
 
 def stable_ids(

@@ -36,6 +36,7 @@ from chatkeep.messages.parts import (
     is_content_parts,
     is_list,
     is_row,
+    is_thought,
     iso_time,
     put_bag,
 )
@@ -296,12 +297,11 @@ class _Reader:
         signature = out.get("encryptedValue") or bag.get("signature")
         if "signature" in bag:
             put_bag(entry, {k: v for k, v in bag.items() if k != "signature"})
-        if not content and not signature:
-            return
         entry["content"] = content or ""
         if signature:
             entry["signature"] = signature
-        self._thinking.append(entry)
+        if is_thought(entry):
+            self._thinking.append(entry)
 
     def _activity(self, out: Row) -> None:
         kind, content = out.get("activityType"), out.get("content")

@@ -160,7 +160,7 @@ class _Plan:
         self._anchors: set[int] = set()  # steps that may be the cutoff
         self._owners: dict[str, int] = {}  # call id -> stored place of the posted message
         self._fresh_calls: set[str] = set()  # calls of posted messages that are not stored
-        self._cursor = 0
+        self._last: int | None = None  # stored place of the row read last
 
     # -------------------------------------------------------------------------- read
 
@@ -179,8 +179,8 @@ class _Plan:
             if place is None and (not name or self._match_content):
                 if index in head:
                     place = head[index]
-                elif known and self._equal_at(self._cursor, row):
-                    place, anchor = self._cursor, True
+                elif known and self._is_next(row):
+                    place, anchor = self._next(row), True
             self._note_calls(row, place)
             if place is None and self._says_nothing(row):
                 continue
@@ -189,11 +189,7 @@ class _Plan:
                 self._anchors.add(len(self.steps))
             self.steps.append((row, place))
             if place is not None:
-                self._cursor = place + 1
-                if row.get("role") != "tool":
-                    following = index + 1 < len(incoming) and incoming[index + 1].get("role")
-                    if following != "tool":
-                        self._cursor = self.thread.message(place).stop
+                self._last = place
 
     def _note_calls(self, row: Row, place: int | None) -> None:
         for call in calls_of(row):
@@ -228,9 +224,14 @@ class _Plan:
             and not bag_of(row).get("uiResources")
         )
 
-    def _equal_at(self, place: int, row: Row) -> bool:
-        rows = self.thread.rows
-        return place < len(rows) and _same(rows[place], row)
+    def _next(self, row: Row) -> int:
+        """Where the stored row behind the one read last stands."""
+        last = cast("int", self._last)
+        return last + 1 if row.get("role") == "tool" else self.thread.message(last).stop
+
+    def _is_next(self, row: Row) -> bool:
+        place = self._next(row)
+        return place < len(self.thread.rows) and _same(self.thread.rows[place], row)
 
     def _head(self, incoming: Sequence[Row]) -> dict[int, int]:
         """Leading rows without a known id that are stored rows, by content."""
@@ -272,16 +273,19 @@ class _Plan:
             place = self.steps[max(self._anchors)][1]
             keep = self.thread.message(cast("int", place)).stop
         copies: dict[int, list[Row]] = {}  # stored place -> posted copies
-        new: list[Row | int] = []  # new rows, and places of stored rows that come back
+        new: list[Row] = []  # what comes behind keep
+        back: dict[int, int] = {}  # stored place of a row that comes back behind keep -> index
+        fresh: set[int] = set()  # indexes of rows that were not stored
         names: dict[str, int] = {}
         answers: dict[str, int] = {}
         for row, place in self.steps:
-            if place is not None:
-                copies.setdefault(place, []).append(row)
-                if place >= keep and place not in new:
-                    new.append(place)
-            else:
-                _append(new, row, names, answers)
+            if place is None:
+                fresh.add(_append(new, row, names, answers))
+                continue
+            copies.setdefault(place, []).append(row)
+            if place >= keep and place not in back:
+                back[place] = len(new)
+                new.append(stored[place])
         head = list(stored[:keep])
         first_change = keep
         said = False
@@ -296,21 +300,17 @@ class _Plan:
                 head[place] = updated
                 first_change = min(first_change, place)
             else:
-                new[new.index(place)] = updated
-        back = {entry for entry in new if isinstance(entry, int)} | {
-            place for place in copies if place >= keep
-        }
-        tail = [stored[entry] if isinstance(entry, int) else entry for entry in new]
+                new[back[place]] = updated
         cut = [row for place, row in enumerate(stored[keep:], keep) if place not in back]
-        said = said or any(isinstance(entry, dict) and entry.get("role") == "user" for entry in new)
+        said = said or any(new[index].get("role") == "user" for index in fresh)
         kind: MergeKind
         if cut:
             kind = "edit" if said else "regenerate"
-        elif not tail and first_change == keep:
+        elif not new and first_change == keep:
             kind = "continue"
         else:
             kind = "append"
-        messages = cast("list[ModelMessage]", [*head, *tail])
+        messages = cast("list[ModelMessage]", [*head, *new])
         return Merge(
             messages=messages,
             keep=keep,
@@ -364,32 +364,28 @@ class _Plan:
         return text_of(posted[-1].get("content"))
 
 
-def _append(new: list[Row | int], row: Row, names: dict[str, int], answers: dict[str, int]) -> None:
-    """Add a new row once: a repeat within the post replaces the one before it.
+def _append(new: list[Row], row: Row, names: dict[str, int], answers: dict[str, int]) -> int:
+    """Add a new row once, and say where it stands: a repeat replaces the row before it.
 
     Assistant rows that share an id and differ are segments, not repeats.
     """
-    key: str | None
     if row.get("role") == "tool":
         seen, key = answers, row.get("toolCallId")
     else:
         seen, key = names, row.get("id")
         for call in calls_of(row):
             answers.pop(call["id"], None)  # a later turn may use the call id again
-    if not key:
-        new.append(row)
-        return
-    place = seen.get(key)
-    if place is None:
+    place = seen.get(key) if key else None
+    if place is not None:
+        before = new[place]
+        segment = row.get("role") == "assistant" == before.get("role")
+        if not segment or _same(before, row):
+            new[place] = row
+            return place
+    if key:
         seen[key] = len(new)
-        new.append(row)
-        return
-    before = cast("Row", new[place])
-    if row.get("role") == "assistant" == before.get("role") and not _same(before, row):
-        seen[key] = len(new)
-        new.append(row)
-        return
-    new[place] = row
+    new.append(row)
+    return len(new) - 1
 
 
 def _texts(row: Row) -> tuple[str, ...]:

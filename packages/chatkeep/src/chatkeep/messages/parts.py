@@ -32,6 +32,7 @@ __all__ = [
     "is_list",
     "is_placeholder",
     "is_row",
+    "is_thought",
     "iso_time",
     "load_json",
     "parse_result",
@@ -99,6 +100,11 @@ def provider_executed(call: Mapping[str, Any]) -> bool:
     """Whether the provider ran this call itself: it needs no result of ours."""
     metadata = call.get("metadata")
     return is_row(metadata) and metadata.get("providerExecuted") is True
+
+
+def is_thought(entry: Mapping[str, Any]) -> bool:
+    """Whether a thinking entry says anything: readable, signed or redacted."""
+    return bool(entry.get("content") or entry.get("signature") or entry.get("redacted"))
 
 
 def is_content_parts(value: object) -> TypeIs[list[Row]]:

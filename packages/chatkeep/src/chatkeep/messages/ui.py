@@ -37,6 +37,7 @@ from chatkeep.messages.parts import (
     is_list,
     is_placeholder,
     is_row,
+    is_thought,
     iso_time,
     load_json,
     parse_result,
@@ -54,7 +55,7 @@ __all__ = ["interleave_activities", "model_to_ui", "ui_length", "ui_to_model"]
 
 _MESSAGE = frozenset(
     {"id", "role", "content", "createdAt", "toolCalls", "toolCallId", "thinking", "error",
-     "structuredOutput", "metadata"}
+     "structuredOutput", "metadata", "parts"}
 )  # fmt: skip
 _UI = frozenset({"id", "role", "parts", "createdAt", "metadata"})
 _RESULT = frozenset({"type", "state", "toolCallId", "content", "createdAt", "outcome"})
@@ -110,6 +111,7 @@ class _Painter:
         self.out: list[Row] = []
         self._open: Row | None = None  # assistant message that segments may still extend
         self._owners: dict[str, tuple[Row, Row]] = {}  # call id -> (message, call part)
+        self._results: dict[int, Row] = {}  # identity of a call part -> its result part
 
     def add(self, message: Row, *, owns_id: bool) -> None:
         role = message.get("role")
@@ -137,7 +139,7 @@ class _Painter:
             _join_metadata(ui, message)
         parts = cast("list[Row]", ui["parts"])
         for entry in cast("list[Row]", message.get("thinking") or []):
-            if entry.get("content") or entry.get("signature"):
+            if is_thought(entry):
                 kept = {k: v for k, v in entry.items() if v is not None}
                 parts.append({**kept, "type": "thinking", "content": entry.get("content") or ""})
         parts.extend(_body_parts(message))
@@ -171,7 +173,13 @@ class _Painter:
         call["output"] = _output(part)
         if part.get("id") == holder["id"]:
             del part["id"]
-        holder["parts"].append(part)
+        earlier = self._results.get(id(call))
+        if earlier is None:
+            self._results[id(call)] = part
+            holder["parts"].append(part)
+        else:  # a call has one result: the newest
+            earlier.clear()
+            earlier.update(part)
 
 
 def _ui_message(message: Row) -> Row:
@@ -253,7 +261,8 @@ def _result_part(message: Row, owns_id: bool) -> Row:
     }
     if owns_id:
         part["id"] = message["id"]
-    part.update({k: v for k, v in message.items() if k not in _MESSAGE and v is not None})
+    taken = _MESSAGE | _RESULT
+    part.update({k: v for k, v in message.items() if k not in taken and v is not None})
     if is_row(message.get("metadata")):
         part["metadata"] = message["metadata"]
     created = iso_time(message.get("createdAt"))
@@ -402,7 +411,7 @@ class _Walker:
         self.rows.append(row)
 
     def _thought(self, part: Row) -> None:
-        if not part.get("content") and not part.get("signature"):
+        if not is_thought(part):
             return
         if any(provider_executed(c) for c in self._calls):
             self._flush()

@@ -26,6 +26,7 @@ from chatkeep.messages.parts import (
     is_content_parts,
     is_list,
     is_row,
+    is_thought,
     iso_time,
     put_bag,
     text_of,
@@ -34,7 +35,7 @@ from chatkeep.records import ActivityRecord, ModelMessage
 
 __all__ = ["model_to_wire"]
 
-_SHARED = frozenset({"id", "role", "content", "createdAt", "metadata"})
+_SHARED = frozenset({"id", "role", "content", "createdAt", "metadata", "parts"})
 _ASSISTANT = _SHARED | {"toolCalls", "thinking", "structuredOutput"}
 
 
@@ -112,8 +113,9 @@ class _Writer:
             self._block = [anchor]
             self.blocks.append(self._block)
         for entry in cast("list[Row]", message.get("thinking") or []):
-            self._block.insert(self._anchor_at, self._reasoning(message["id"], entry))
-            self._anchor_at += 1
+            if is_thought(entry):
+                self._block.insert(self._anchor_at, self._reasoning(message["id"], entry))
+                self._anchor_at += 1
         text = text_of(message.get("content"))
         if text:
             anchor["content"] = anchor.get("content", "") + text
