@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import urlencode
 
 import pytest
@@ -123,10 +123,16 @@ async def request(app: App, method: str = "GET", path: str = "/", **options: Any
     return answer
 
 
+class Gate(Protocol):
+    """What a stream waits for: an event of the test's, or a run's abort signal."""
+
+    async def wait(self) -> Any: ...
+
+
 class Watched:
     """A stream that says how it ended. With ``gate`` it waits before its last two events."""
 
-    def __init__(self, *words: str, gate: asyncio.Event | None = None, run_id: str = "r") -> None:
+    def __init__(self, *words: str, gate: Gate | None = None, run_id: str = "r") -> None:
         self.words = words
         self.gate = gate
         self.thread_id = "t"

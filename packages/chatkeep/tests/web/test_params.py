@@ -303,6 +303,10 @@ BAD_FIELDS: dict[str, tuple[dict[str, Any], str]] = {
     "tool-no-name": ({"tools": [{"description": "d"}]}, "$.tools[0].name"),
     "tool-empty-name": ({"tools": [{"name": ""}]}, "$.tools[0].name"),
     "tool-parameters": ({"tools": [{"name": "x", "parameters": "y"}]}, "$.tools[0].parameters"),
+    "tool-no-schema": (
+        {"tools": [{"name": "x", "parameters": {"type": "wizard"}}]},
+        "$.tools[0].parameters",
+    ),
     "context-text": ({"context": "x"}, "$.context"),
     "context-value": ({"context": [{"description": "d", "value": 1}]}, "$.context[0].value"),
     "props-list": ({"forwardedProps": []}, "$.forwardedProps"),

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from ag_ui.core import Context, Tool
 
 from chatkeep.codec import normalize
-from chatkeep.errors import BadRequest, InvalidValue
+from chatkeep.engine.tools import client_tools_of_request
+from chatkeep.errors import BadRequest, InvalidValue, ToolError
 from chatkeep.messages import wire_to_model
 from chatkeep.records import UNSET, ModelMessage, Unset
 from chatkeep.scope import check_id
@@ -109,7 +110,7 @@ def parse_chat_request(
         thread_id=thread_id,
         run_id=run_id,
         parent_run_id=_id(top, "parentRunId", "$") if top.get("parentRunId") is not None else None,
-        messages=wire_to_model(rows).messages,
+        messages=_messages(rows),
         tools=_each(top, "tools", _tool),
         context=_each(top, "context", _context),
         state=state if state is UNSET else _plain(state, "$.state"),
@@ -145,6 +146,13 @@ def _row(value: Any, path: str) -> dict[str, Any]:
     if role == "activity":
         _text(row, "activityType", path)
     return cast("dict[str, Any]", _plain(row, path))
+
+
+def _messages(rows: list[dict[str, Any]]) -> list[ModelMessage]:
+    try:
+        return wire_to_model(rows).messages
+    except InvalidValue as error:
+        raise BadRequest(f"$.messages ({error.path})", error.reason) from None
 
 
 def _content(row: dict[str, Any], role: str, path: str) -> None:
@@ -189,6 +197,10 @@ def _tool(value: Any, path: str) -> Tool:
     if metadata is not None:
         _object(metadata, f"{path}.metadata")
     plain = _plain({**tool, "description": description}, path)
+    try:
+        client_tools_of_request([plain])
+    except ToolError as error:
+        raise BadRequest(f"{path}.parameters", str(error)) from None
     return Tool.model_validate({k: v for k, v in plain.items() if v is not None})
 
 

@@ -1,0 +1,132 @@
+"""A chat server with a scripted offline model, on any store that chatkeep can open.
+
+    python examples/scripted_server.py --port 8000 --store sqlite:///chat.db
+
+Serves ``/api/chat``. The last user message says what the model does: ``SCENARIO:server-tool``,
+``SCENARIO:slow {"chunks": 50, "delayMs": 100}``; any other text is answered with a greeting.
+With a header ``X-User`` the request works on that user's own rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import signal
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+
+from chatkeep import Persistence, Scope, open_persistence
+from chatkeep.engine import ChatStream, chat
+from chatkeep.errors import StoreError
+from chatkeep.persistence import with_persistence
+from chatkeep.testkit.scripted import ScriptedModel, scripted_tools
+from chatkeep.web import ChatParams, ChatRouter, chat_router
+
+log = logging.getLogger("scripted_server")
+
+
+def user_of(request: Request) -> Scope:
+    """Stands for a session: an application takes the user from its login, not from a header."""
+    return Scope(user_id=request.headers.get("x-user"))
+
+
+def make_router(persistence: Persistence, options: argparse.Namespace) -> ChatRouter:
+    model, tools = ScriptedModel(), scripted_tools()
+
+    def agent(params: ChatParams) -> ChatStream:
+        keep = with_persistence(
+            params.persistence,
+            snapshot_streaming=options.drafts,
+            snapshot_interval_ms=options.draft_ms,
+            lease_ms=options.lease_ms,
+        )
+        return chat(adapter=model, tools=tools, middleware=[keep], **params.chat_kwargs())
+
+    return chat_router(
+        persistence,
+        agent,
+        scope=user_of,
+        allow_anonymous=True,
+        path="/api/chat",
+        drain=options.drain,
+        heartbeat=options.heartbeat,
+    )
+
+
+async def sweep_for_ever(persistence: Persistence, every: float) -> None:
+    """End the runs of servers that died, from the start on and then regularly."""
+    while True:
+        try:
+            for lost in await persistence.maintenance().sweep():
+                log.warning("run %s of thread %s was lost", lost.run.run_id, lost.run.thread_id)
+        except StoreError:
+            log.exception("sweeping failed; trying again in %s s", every)
+        await asyncio.sleep(every)
+
+
+def make_app(persistence: Persistence, chats: ChatRouter, sweep_every: float) -> Starlette:
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        async with persistence, chats:
+            await persistence.migrate()
+            sweeper = asyncio.create_task(sweep_for_ever(persistence, sweep_every))
+            yield
+            sweeper.cancel()
+            await asyncio.wait({sweeper})
+
+    return Starlette(routes=chats.routes, lifespan=lifespan)
+
+
+class Server(uvicorn.Server):
+    """Says when it is ready, and ends its runs before it waits for open responses."""
+
+    def __init__(self, config: uvicorn.Config, chats: ChatRouter, url: str) -> None:
+        super().__init__(config)
+        self.chats = chats
+        self.url = url
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            print(f"ready {self.url}", flush=True)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await self.chats.aclose()
+        await super().shutdown(sockets)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="A chat server with a scripted model.")
+    parser.add_argument("--port", type=int, default=8000, help="0 takes a free one")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--store", default="memory://", help="URL of the persistence")
+    parser.add_argument("--lease-ms", type=int, default=30_000, help="life of a silent run")
+    parser.add_argument("--drafts", action="store_true", help="store answers while they stream")
+    parser.add_argument("--draft-ms", type=int, default=1_000, help="time between two drafts")
+    parser.add_argument("--drain", type=float, default=2.0, help="seconds for runs at shutdown")
+    parser.add_argument("--heartbeat", type=float, default=15.0, help="seconds of silence")
+    parser.add_argument("--log-level", default="warning")
+    options = parser.parse_args()
+    logging.basicConfig(level=options.log_level.upper())
+
+    persistence = open_persistence(options.store)
+    chats = make_router(persistence, options)
+    app = make_app(persistence, chats, sweep_every=min(10.0, options.lease_ms / 2_000))
+    config = uvicorn.Config(app, log_level=options.log_level, timeout_graceful_shutdown=5)
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind((options.host, options.port))
+    url = f"http://{options.host}:{listener.getsockname()[1]}/api/chat"
+    # The server raises the signal that stopped it once more, when it has shut down.
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    Server(config, chats, url).run(sockets=[listener])
+
+
+if __name__ == "__main__":
+    main()
