@@ -206,6 +206,7 @@ class ChatContext:
     """
 
     __slots__ = (
+        "__weakref__",
         "_abort", "_capabilities", "_declared", "_emit", "_state", "_text", "activities",
         "chunk_index", "client_state", "context", "current_message_id", "deferred",
         "forwarded_props", "iteration", "messages", "model", "model_options", "parent_run_id",

@@ -1,0 +1,29 @@
+"""Keeping a chat: the middleware that writes, and the page load that reads."""
+
+from __future__ import annotations
+
+from chatkeep.persistence.capabilities import (
+    DETACHABLE,
+    INTERRUPTS,
+    METADATA,
+    PERSISTENCE,
+    PERSISTENCE_COMPLETION,
+)
+from chatkeep.persistence.completion import RunCompletion, RunOutcome
+from chatkeep.persistence.hydrate import hydrate_thread
+from chatkeep.persistence.lease import LEASE_LOST
+from chatkeep.persistence.middleware import PersistenceMiddleware, with_persistence
+
+__all__ = [
+    "DETACHABLE",
+    "INTERRUPTS",
+    "LEASE_LOST",
+    "METADATA",
+    "PERSISTENCE",
+    "PERSISTENCE_COMPLETION",
+    "PersistenceMiddleware",
+    "RunCompletion",
+    "RunOutcome",
+    "hydrate_thread",
+    "with_persistence",
+]

@@ -45,6 +45,7 @@ READS: frozenset[str] = frozenset(
     {
         "find_run",
         "list_child_runs",
+        "list_cut_threads",
         "list_cuts",
         "list_idle",
         "list_lost",
@@ -305,6 +306,9 @@ class FaultyBackend(Backend):
 
     async def _list_idle(self, idle_ms: int, limit: int) -> list[tuple[Scope, str]]:
         return await self._via("list_idle", lambda b: b._list_idle(idle_ms, limit))
+
+    async def _list_cut_threads(self, before: int, limit: int) -> list[tuple[Scope, str]]:
+        return await self._via("list_cut_threads", lambda b: b._list_cut_threads(before, limit))
 
     async def _via(self, name: str, call: Callable[[Backend], Awaitable[_T]]) -> _T:
         return await self.faults._carry_out(name, lambda: call(self._inner))

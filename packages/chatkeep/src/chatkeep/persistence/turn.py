@@ -1,0 +1,444 @@
+"""One run between its first read and its last commit: the moments at which it writes.
+
+start: the question, and the run with its lease. finish: the answer, the usage, the end: one
+commit, after which the terminal event is published. error, abort: the end, and what a draft
+kept of the answer. A boundary is made once; retries and re-merges keep its commit ids.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from typing import Any, Literal
+
+from ag_ui.core import RunFinishedEvent, RunFinishedInterruptOutcome
+
+from chatkeep.engine.middleware import (
+    AbortInfo,
+    ChatConfig,
+    ChatContext,
+    ErrorInfo,
+    Event,
+    FinishInfo,
+    Usage,
+)
+from chatkeep.engine.usage import add_usage
+from chatkeep.errors import (
+    BackendUnavailable,
+    InterruptConflict,
+    InvalidValue,
+    RecordTooLarge,
+    RunConflict,
+    UnseenMessages,
+)
+from chatkeep.messages import ensure_ids, merge_messages, stable_ids
+from chatkeep.persistence.activities import RunActivities, before_cut, merge_activities
+from chatkeep.persistence.capabilities import DETACHABLE
+from chatkeep.persistence.committer import Committer
+from chatkeep.persistence.completion import RunCompletion
+from chatkeep.persistence.drafts import Drafts
+from chatkeep.persistence.gate import check_run, check_waiting
+from chatkeep.persistence.layout import Layout
+from chatkeep.persistence.lease import LeaseKeeper
+from chatkeep.persistence.reports import Phase, Reports
+from chatkeep.persistence.transcript import RunTranscript
+from chatkeep.persistence.unit_of_work import Boundary, Opening, UnitOfWork
+from chatkeep.records import InterruptRecord, ModelMessage, RunError, RunPatch
+from chatkeep.stores import RunStart, Transcript
+
+__all__ = ["Turn"]
+
+
+class Turn:
+    """The persistence of one run; made at setup, done after its terminal hook.
+
+    Args:
+        layout: the stores.
+        ctx: names thread and run.
+        lease_ms: length of the lease; renewed every third of it.
+        snapshot_ms: interval of drafts; None: no drafts.
+        reports: counters and callback.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        ctx: ChatContext,
+        *,
+        lease_ms: int,
+        snapshot_ms: int | None,
+        reports: Reports,
+    ) -> None:
+        token = secrets.token_urlsafe(16) if layout.backend("runs") is not None else None
+        self._layout = layout
+        self._reports = reports
+        self._run_id = ctx.run_id
+        self._thread_id = ctx.thread_id
+        self._lease_ms = lease_ms
+        self._token = token
+        self._work = UnitOfWork(layout, ctx.thread_id, ctx.run_id, lease_token=token)
+        self._transcript = RunTranscript(ctx.run_id)
+        self._committer = Committer(
+            self._work, self._transcript, run_id=ctx.run_id, reports=reports
+        )
+        self._activities = RunActivities(ctx.run_id, reports)
+        self._lease = LeaseKeeper(self._work, run_id=ctx.run_id, lease_ms=lease_ms, reports=reports)
+        self._drafts: Drafts | None = None
+        if snapshot_ms is not None:
+            self._drafts = Drafts(
+                self._work, run_id=ctx.run_id, interval_ms=snapshot_ms, reports=reports
+            )
+        self._usage: Usage | None = None
+        self._hide: tuple[int, int] | None = None
+        self._drop_draft = self._drafts is not None
+        self._started = False
+        self._ended = False
+        self.completion = RunCompletion()
+
+    # -- init -------------------------------------------------------------------------
+
+    async def open(self, ctx: ChatContext, config: ChatConfig) -> dict[str, Any]:
+        """Read, let nobody past the gate who may not pass, merge what was posted.
+
+        Raises:
+            RunConflict, InterruptResumeError: see :mod:`chatkeep.persistence.gate`.
+            UnseenMessages: the post would cut what its client never saw.
+            StoreError: the store cannot be read.
+        """
+        opening = await self._work.open()
+        check_run(opening, self._run_id, self._thread_id)
+        check_waiting(
+            self._thread_id,
+            opening.pending,
+            config.resume,
+            run_id=self._run_id,
+            parent_run_id=ctx.parent_run_id,
+        )
+        stored = Transcript(
+            messages=stable_ids(opening.transcript.messages, numbers=opening.transcript.numbers),
+            numbers=opening.transcript.numbers,
+            revision=opening.transcript.revision,
+        )
+        self._transcript.loaded(stored)
+        patch = self._merge(ctx, config, opening, stored)
+        self._drop_draft |= opening.run is not None and self._token is not None
+        return patch
+
+    def _merge(
+        self, ctx: ChatContext, config: ChatConfig, opening: Opening, stored: Transcript
+    ) -> dict[str, Any]:
+        merge = merge_messages(
+            stored.messages,
+            config.messages,
+            pending_tool_calls=frozenset(_waiting_calls(opening)),
+            activity_ids=frozenset(record.id for record in opening.activities),
+        )
+        front = ensure_ids(merge.messages)
+        if merge.cut:
+            newest = stored.numbers[-1]
+            numbered = self._layout.backend("messages") is not None
+            if numbered and ctx.seen is not None and newest > ctx.seen:
+                raise UnseenMessages(self._thread_id, seen=ctx.seen, newest=newest)
+        regenerate = merge.kind == "regenerate"
+        self._transcript.merged(front, merge.keep, regenerate=regenerate)
+        first_cut = self._transcript.cut_from(merge.keep)
+        if regenerate and first_cut is not None:
+            self._hide = (first_cut, stored.numbers[-1])
+        patch: dict[str, Any] = {"messages": front}
+        if self._layout.stores.activities is not None:
+            self._activities.loaded(opening.activities)
+            rows = opening.activities
+            if merge.cut:
+                rows = before_cut(rows, merge.messages[: merge.keep])
+            patch["activities"] = merge_activities(rows, config.activities)
+        return patch
+
+    # -- start ------------------------------------------------------------------------
+
+    async def start(self, ctx: ChatContext) -> None:
+        """The start boundary: the question and the run, in one commit.
+
+        The transcript part is best effort, the run is not: what cannot be written with the
+        question is tried without it. A value that no store will ever take fails the run
+        here, before a model is paid for it.
+
+        Raises:
+            RunConflict: somebody else drives this run.
+            InvalidValue, RecordTooLarge: the question cannot be stored.
+            StoreError: the run could not be recorded.
+        """
+        boundary = Boundary(run=self._run_start(ctx))
+        try:
+            if not self._transcript.deferred_cut:
+                boundary.change = self._transcript.plan(ctx.messages)
+                boundary.activities = self._activities.plan(ctx.activities)
+            await self._committer.commit(boundary, ctx.messages)
+        except (RunConflict, InterruptConflict, InvalidValue, RecordTooLarge):
+            raise
+        except Exception as error:  # noqa: BLE001 - reported; foreign stores raise anything
+            self._reports.failure("start", error, run_id=self._run_id)
+            boundary.change = boundary.activities = None
+            await self._work.commit(boundary)
+        self._started = True
+        if boundary.activities is not None:
+            self._activities.loaded(boundary.activities.rows)
+        if boundary.record is not None and boundary.record.usage is not None:
+            self._usage = dict(boundary.record.usage)
+        if self._token is not None:
+            self._lease.start(ctx)
+
+    def _run_start(self, ctx: ChatContext) -> RunStart | None:
+        if self._layout.stores.runs is None:
+            return None
+        extra: dict[str, Any] = {}
+        if self._transcript.anchor_id is not None:
+            extra["anchorId"] = self._transcript.anchor_id
+        if self._hide is not None:
+            extra["hideThrough"] = self._hide[1]
+        return RunStart(
+            run_id=self._run_id,
+            started_at=_now(),
+            lease_token=self._token,
+            lease_ms=self._lease_ms,
+            parent_run_id=ctx.parent_run_id,
+            hide_from=None if self._hide is None else self._hide[0],
+            extra=extra,
+        )
+
+    # -- while it streams ---------------------------------------------------------------
+
+    def count(self, usage: Usage) -> None:
+        """One more model call reported its usage."""
+        if not self._ended:
+            self._usage = add_usage(self._usage, usage)
+
+    def next_call(self, ctx: ChatContext) -> None:
+        """A model call is about to begin."""
+        if self._drafts is not None:
+            self._drafts.reset(len(ctx.messages) - len(self._transcript.front))
+
+    def observe(self, ctx: ChatContext, event: Event) -> None:
+        """An event is about to be published: perhaps a draft is due."""
+        if self._drafts is not None and self._started and self._drafts.observe(event):
+            self._drafts.save(self._transcript.produced(ctx.messages), self._run_id)
+
+    # -- the ends -----------------------------------------------------------------------
+
+    async def finish(self, ctx: ChatContext, info: FinishInfo) -> None:
+        """The finish boundary. What could not be written ends the run as failed.
+
+        Raises:
+            RunConflict: the lease was lost; nothing was written.
+            StoreError: the answer could not be stored.
+        """
+        if self._ended:
+            return
+        self._ended = True
+        self._close(ctx)
+        if self._lease.lost is not None:
+            self.completion.settle("failed", self._lease.lost)
+            raise self._lease.lost
+        if self._usage is None and info.usage is not None:
+            self._usage = dict(info.usage)
+        boundary = Boundary(run=self._end_patch("completed"), drop_draft=self._drop_draft)
+        try:
+            boundary.change = self._transcript.plan(ctx.messages)
+            boundary.activities = self._activities.plan(ctx.activities)
+            await self._committer.commit(boundary, ctx.messages, patient=True)
+        except RunConflict as error:
+            self._lost(error, "finish")
+            raise
+        except Exception as error:
+            self._reports.failure("finish", error, run_id=self._run_id)
+            failure = RunError(message=str(error) or type(error).__name__, code=_code(error))
+            await self._end_badly(ctx, "failed", failure, phase="finish")
+            if not (isinstance(error, BackendUnavailable) and await self._completed()):
+                self.completion.settle("failed", error)
+                raise
+        self._show_seen(ctx)
+        self.completion.settle("completed")
+
+    async def _completed(self) -> bool:
+        """Whether the finish that seemed to fail was applied after all."""
+        try:
+            run = await self._work.read_run()
+        except Exception:  # noqa: BLE001 - the failure of the finish itself is what is reported
+            return False
+        return run is not None and run.status == "completed"
+
+    async def pause(self, ctx: ChatContext, event: Event) -> None:
+        """The interrupt boundary: the questions, the transcript so far, and the run parked
+        without a lease, in one commit before anybody sees the terminal event.
+
+        Raises:
+            InterruptConflict: an interrupt of this run has that id already.
+            StoreError: it could not be stored; the run then fails.
+        """
+        boundary = Boundary(interrupts=self._questions(event), drop_draft=self._drop_draft)
+        if self._layout.stores.runs is not None:
+            values: dict[str, Any] = {"status": "interrupted", "lease": None}
+            if self._usage is not None:
+                values["usage"] = self._usage
+            boundary.run = RunPatch(**values)
+        try:
+            boundary.change = self._transcript.plan(ctx.messages)
+            boundary.activities = self._activities.plan(ctx.activities)
+            await self._committer.commit(boundary, ctx.messages, patient=True)
+        except Exception as error:
+            self._reports.failure("interrupt", error, run_id=self._run_id)
+            raise
+        self._ended = True
+        self._close(ctx)
+        self._show_seen(ctx)
+        self.completion.settle("interrupted")
+
+    def _questions(self, event: Event) -> list[InterruptRecord]:
+        outcome = event.outcome if isinstance(event, RunFinishedEvent) else None
+        if not isinstance(outcome, RunFinishedInterruptOutcome):
+            return []
+        if self._layout.stores.interrupts is None:
+            return []
+        return [
+            InterruptRecord(
+                interrupt_id=interrupt.id,
+                run_id=self._run_id,
+                thread_id=self._thread_id,
+                requested_at=_now(),
+                payload=interrupt.model_dump(by_alias=True, exclude_none=True),
+            )
+            for interrupt in outcome.interrupts
+        ]
+
+    async def fail(self, ctx: ChatContext, info: ErrorInfo) -> None:
+        """The run failed: record it, keep what a draft has of the answer."""
+        if not self._ended:
+            self._ended = True
+            self._close(ctx)
+            if self._may_end():
+                failure = RunError(message=info.message, code=info.code)
+                await self._end_badly(ctx, "failed", failure, phase="error")
+        self.completion.settle("failed", info.error)
+
+    async def abort(self, ctx: ChatContext, info: AbortInfo) -> None:
+        """The run was stopped: for good, or only its viewer left a run that can go on."""
+        if self._ended:
+            return
+        self._ended = True
+        self._close(ctx)
+        if self._lease.lost is not None:
+            self.completion.settle("failed", self._lease.lost)
+            return
+        if not self._may_end():
+            self.completion.settle("aborted")
+        elif await self._aborts_for_good(ctx, info):
+            await self._end_badly(ctx, "aborted", None, phase="abort")
+            self.completion.settle("aborted")
+        else:
+            self.completion.settle("detached")
+
+    async def _aborts_for_good(self, ctx: ChatContext, info: AbortInfo) -> bool:
+        if info.cancel_requested or self._lease.cancel_requested:
+            return True
+        if not ctx.get(DETACHABLE, optional=True):
+            return True
+        try:
+            run = await self._work.read_run()
+        except Exception as error:  # noqa: BLE001 - reported; foreign stores raise anything
+            self._reports.failure("cancel-read", error, run_id=self._run_id)
+            return False
+        return run is not None and bool(run.cancel_requested)
+
+    def _may_end(self) -> bool:
+        return self._started and self._lease.lost is None
+
+    def _close(self, ctx: ChatContext) -> None:
+        if self._drafts is not None:
+            self._drafts.close(ctx)
+        self._lease.stop(ctx)
+
+    def _end_patch(
+        self,
+        status: Literal["completed", "failed", "aborted"],
+        error: RunError | None = None,
+    ) -> RunPatch | None:
+        if self._layout.stores.runs is None:
+            return None
+        values: dict[str, Any] = {
+            "status": status,
+            "finished_at": _now(),
+            "detached_since": None,
+        }
+        if error is not None:
+            values["error"] = error
+        if self._usage is not None:
+            values["usage"] = self._usage
+        return RunPatch(**values)
+
+    async def _end_badly(
+        self,
+        ctx: ChatContext,
+        status: Literal["failed", "aborted"],
+        error: RunError | None,
+        *,
+        phase: Phase,
+    ) -> None:
+        """Record that the run failed or was stopped. The transcript part (what a draft has
+        kept, a question whose start could not be written) is best effort; the run's end is
+        written without it if need be, and reported if it cannot be written at all."""
+        boundary = Boundary(run=self._end_patch(status, error), drop_draft=self._drop_draft)
+        try:
+            try:
+                mine = self._kept(ctx, "error" if status == "failed" else "aborted")
+                boundary.change = self._transcript.plan(mine)
+                boundary.activities = self._activities.plan(ctx.activities)
+                await self._committer.commit(boundary, mine)
+            except RunConflict:
+                raise
+            except Exception as problem:
+                if boundary.change is None and boundary.activities is None:
+                    raise
+                self._reports.failure(phase, problem, run_id=self._run_id)
+                boundary.change = boundary.cut = boundary.activities = None
+                await self._work.commit(boundary)
+        except RunConflict as conflict:
+            self._lost(conflict, phase)
+        except Exception as problem:  # noqa: BLE001 - reported; the run ends all the same
+            self._reports.failure(phase, problem, run_id=self._run_id)
+        else:
+            self._show_seen(ctx)
+
+    def _kept(
+        self, ctx: ChatContext, stop_reason: Literal["error", "aborted"]
+    ) -> list[ModelMessage]:
+        """The transcript of a run that did not finish. A regenerate leaves the old answer."""
+        front = ctx.messages[: len(self._transcript.front)]
+        if self._drafts is None or self._transcript.deferred_cut:
+            return front
+        produced = self._transcript.produced(ctx.messages)
+        return [*front, *self._drafts.rows(produced, self._run_id, stop_reason=stop_reason)]
+
+    def _lost(self, error: RunConflict, phase: Phase) -> None:
+        """The store says that the run is not ours to end."""
+        if error.reason == "lease-lost":
+            self._lease.lose(error)
+        self._reports.failure(phase, error, run_id=self._run_id)
+        self.completion.settle("failed", error)
+
+    def _show_seen(self, ctx: ChatContext) -> None:
+        newest = self._transcript.newest
+        if newest and self._layout.backend("messages") is not None:
+            ctx.terminal_metadata.setdefault("chatkeep", {})["seen"] = newest
+
+
+def _waiting_calls(opening: Opening) -> list[str]:
+    calls = [record.payload.get("toolCallId") for record in opening.pending]
+    return [call for call in calls if isinstance(call, str)]
+
+
+def _code(error: BaseException) -> str | None:
+    code = getattr(error, "code", None)
+    return code if isinstance(code, str) else None
+
+
+def _now() -> int:
+    return time.time_ns() // 1_000_000
