@@ -14,7 +14,7 @@ import asyncio
 import logging
 import signal
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 import uvicorn
@@ -72,7 +72,7 @@ async def sweep_for_ever(persistence: Persistence, every: float) -> None:
 
 def make_app(persistence: Persistence, chats: ChatRouter, sweep_every: float) -> Starlette:
     @asynccontextmanager
-    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+    async def lifespan(_: Starlette) -> AsyncGenerator[None]:
         async with persistence, chats:
             await persistence.migrate()
             sweeper = asyncio.create_task(sweep_for_ever(persistence, sweep_every))
@@ -101,6 +101,10 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
+def stay(_signum: int, _frame: object) -> None:
+    """A signal that has been dealt with."""
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="A chat server with a scripted model.")
     parser.add_argument("--port", type=int, default=8000, help="0 takes a free one")
@@ -124,7 +128,7 @@ def main() -> None:
     listener.bind((options.host, options.port))
     url = f"http://{options.host}:{listener.getsockname()[1]}/api/chat"
     # The server raises the signal that stopped it once more, when it has shut down.
-    signal.signal(signal.SIGTERM, lambda *_: None)
+    signal.signal(signal.SIGTERM, stay)
     Server(config, chats, url).run(sockets=[listener])
 
 

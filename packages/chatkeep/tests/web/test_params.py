@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from chatkeep.errors import CompositionError
 from chatkeep.records import UNSET
 from chatkeep.web import BadRequest, ChatParams, parse_chat_request
 
@@ -95,6 +96,12 @@ def test_chat_kwargs_are_those_of_chat() -> None:
     from chatkeep.engine import chat
 
     assert set(parse(body()).chat_kwargs()) <= set(inspect.signature(chat).parameters)
+
+
+def test_only_a_router_knows_the_persistence() -> None:
+    """Asking for it elsewhere is a mistake with a message, not None."""
+    with pytest.raises(CompositionError, match="chat_router"):
+        _ = parse(body()).persistence
 
 
 def test_parts_of_a_wire_row_are_dropped() -> None:

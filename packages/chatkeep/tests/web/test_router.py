@@ -83,7 +83,7 @@ async def test_a_post_starts_a_run_and_streams_it(chats: ChatRouter, agent: Agen
     (params,) = agent.calls
     assert params.thread_id == "t"
     assert params.request is not None
-    assert params.persistence is not None
+    assert params.persistence.stores.messages is not None
     assert params.abort is not None
 
 
@@ -397,7 +397,7 @@ async def test_runs_of_another_scope_do_not_exist(agent: Agent, persistence: Per
         assert (await request(chats, query=join, headers=ada)).status == 200
         assert (await request(chats, "POST", json_body=body(), headers=bob)).status == 200
     assert len(agent.calls) == 2
-    scopes = [params.persistence.backends[0].scope for params in agent.calls if params.persistence]
+    scopes = [params.persistence.backends[0].scope for params in agent.calls]
     assert scopes == [Scope(user_id="ada"), Scope(user_id="bob")]
 
 

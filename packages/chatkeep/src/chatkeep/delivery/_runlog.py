@@ -23,7 +23,7 @@ from chatkeep.delivery._protocol import (
     LoggedRun,
     RunKey,
 )
-from chatkeep.errors import EventsTrimmed, RunConflict, UnknownOffset, UnknownRun
+from chatkeep.errors import EventsTrimmed, RunConflict, RunConflictReason, UnknownOffset, UnknownRun
 from chatkeep.scope import check_id
 
 __all__ = ["RunLog", "encode_event", "offset_run"]
@@ -178,7 +178,7 @@ class RunLog:
         if known is not None:
             if known.thread_id != thread_id:
                 raise RunConflict(key.run_id, "foreign-thread")
-            state = "running" if known.closed_at is None else "terminal"
+            state: RunConflictReason = "running" if known.closed_at is None else "terminal"
             raise RunConflict(key.run_id, state, thread_id=thread_id)
         run = self._running[key] = _Run(key, thread_id)
         return _Writer(run, self._max_run_bytes, self._retire)

@@ -76,7 +76,7 @@ async def with_terminal(
             yield failed("The run ended early.", "incomplete-run", **ids)
 
 
-async def aclose(stream: AsyncIterator[BaseEvent]) -> None:
+async def aclose(stream: AsyncIterator[object]) -> None:
     """Close ``stream`` if it can be closed: what it holds open is settled when this returns."""
     close = getattr(stream, "aclose", None)
     if close is not None:

@@ -10,7 +10,7 @@ from ag_ui.core import Context, Tool
 
 from chatkeep.codec import normalize
 from chatkeep.engine.tools import client_tools_of_request
-from chatkeep.errors import BadRequest, InvalidValue, ToolError
+from chatkeep.errors import BadRequest, CompositionError, InvalidValue, ToolError
 from chatkeep.messages import wire_to_model
 from chatkeep.records import UNSET, ModelMessage, Unset
 from chatkeep.scope import check_id
@@ -38,8 +38,7 @@ class ChatParams:
     ``messages`` are in the stored form. ``tools`` are those of the browser, ``context`` what
     it says about its surroundings; ``state`` is absent when it sent none. ``seen`` is the
     highest sequence number that it has been shown, None when it did not say. A router adds
-    the last four: the persistence in the request's scope, the request, and the signal that
-    stops the run.
+    the last three: the request, its persistence, and the signal that stops the run.
     """
 
     thread_id: str
@@ -52,9 +51,20 @@ class ChatParams:
     forwarded_props: dict[str, Any] = field(default_factory=dict[str, Any])
     resume: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     seen: int | None = None
-    persistence: Persistence | None = None
     request: Request | None = None
+    store: Persistence | None = None
     abort: AbortSignal | None = None
+
+    @property
+    def persistence(self) -> Persistence:
+        """The router's persistence, in the scope of the request.
+
+        Raises:
+            CompositionError: the request was not read by a router.
+        """
+        if self.store is None:
+            raise CompositionError("only a chat_router says which persistence a request is for")
+        return self.store
 
     def chat_kwargs(self) -> dict[str, Any]:
         """What of this goes into :func:`chatkeep.engine.chat`, by keyword::
@@ -163,7 +173,8 @@ def _content(row: dict[str, Any], role: str, path: str) -> None:
     elif role == "assistant" and content is None:
         return
     elif role in ("user", "tool") and isinstance(content, list):
-        for i, part in enumerate(cast("list[Any]", content)):
+        parts: list[Any] = content
+        for i, part in enumerate(parts):
             _text(_object(part, f"{where}[{i}]"), "type", f"{where}[{i}]")
     elif not isinstance(content, str):
         allowed = "text or a list of parts" if role in ("user", "tool") else "text"
@@ -239,7 +250,8 @@ def _seen(header: str | None, prop: Any) -> int | None:
 
 def _kind(value: Any) -> str:
     names = {dict: "an object", list: "a list", str: "text", bool: "a boolean", type(None): "null"}
-    return names.get(cast("type[Any]", type(value)), "a number")
+    kind: type[Any] = type(value)
+    return names.get(kind, "a number")
 
 
 def _object(value: Any, path: str) -> Mapping[str, Any]:
@@ -252,7 +264,8 @@ def _list(owner: Mapping[str, Any], name: str, path: str) -> list[Any]:
     value = owner.get(name)
     if not isinstance(value, list):
         raise BadRequest(f"{path}.{name}", f"must be a list, not {_kind(value)}")
-    return cast("list[Any]", value)
+    items: list[Any] = value
+    return items
 
 
 def _text(owner: Mapping[str, Any], name: str, path: str) -> str:

@@ -15,9 +15,10 @@ thread that it touches; one that names a run looks up the run's thread first.
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeAlias
 
@@ -30,8 +31,15 @@ from starlette.types import Scope as AsgiScope
 
 from chatkeep.backends import Persistence
 from chatkeep.delivery import FROM_START, Delivery, DeliveryLog, RunKey, offset_run
-from chatkeep.engine import AbortSignal, chat
-from chatkeep.errors import BadRequest, ChatkeepError, CompositionError, RunConflict, UnknownRun
+from chatkeep.engine import AbortSignal, ChatStream, chat
+from chatkeep.errors import (
+    BadRequest,
+    ChatkeepError,
+    CompositionError,
+    RunConflict,
+    RunConflictReason,
+    UnknownRun,
+)
 from chatkeep.persistence import PERSISTENCE, with_persistence
 from chatkeep.scope import EMPTY_SCOPE, Scope, check_id
 from chatkeep.web._params import ChatParams, parse_chat_request
@@ -133,7 +141,7 @@ class ChatRouter:
     ) -> None:
         if persistence.stores.messages is None:
             raise CompositionError("a chat needs a messages store")
-        if scope != EMPTY_SCOPE and isinstance(agent, Mapping) and _keeps(agent):
+        if scope != EMPTY_SCOPE and not callable(agent) and _keeps(agent):
             raise CompositionError(
                 "with scope= leave with_persistence out of the agent's middleware: the router "
                 "adds one for the scope of every request"
@@ -145,7 +153,7 @@ class ChatRouter:
         self.delivery = delivery
         self._app = Router(routes=self.routes, lifespan=self.lifespan)
         self._persistence = persistence
-        self._agent = agent
+        self._agent = agent if callable(agent) else partial(_chat, agent)
         self._authorize = authorize
         self._scope = scope
         self._heartbeat = heartbeat
@@ -158,7 +166,7 @@ class ChatRouter:
         await self.delivery.aclose()
 
     @asynccontextmanager
-    async def lifespan(self, _app: object) -> AsyncIterator[None]:
+    async def lifespan(self, _app: object) -> AsyncGenerator[None]:
         """For ``Starlette(lifespan=…)`` and ``FastAPI(lifespan=…)``: closes this at shutdown."""
         async with self:
             yield
@@ -219,9 +227,8 @@ class ChatRouter:
         persistence = await self._scoped(request)
         await _refuse_known(persistence, params)
         signal = AbortSignal()
-        stream = await self._stream(
-            replace(params, persistence=persistence, request=request, abort=signal)
-        )
+        made = self._agent(replace(params, store=persistence, request=request, abort=signal))
+        stream = await made if inspect.isawaitable(made) else made
         try:
             await self.delivery.start(stream, key=key, thread_id=params.thread_id, abort=signal)
         except RunConflict:
@@ -235,16 +242,6 @@ class ChatRouter:
         if run is not None and run.thread_id != thread_id:
             raise RunConflict(key.run_id, "foreign-thread")
         return run is not None
-
-    async def _stream(self, params: ChatParams) -> AsyncIterator[BaseEvent]:
-        if isinstance(self._agent, Mapping):
-            options = dict(self._agent)
-            if not _keeps(options):
-                keep = with_persistence(params.persistence)
-                options["middleware"] = [keep, *options.get("middleware", ())]
-            return chat(**params.chat_kwargs(), **options)
-        made = self._agent(params)
-        return await made if inspect.isawaitable(made) else made
 
     async def _follow(self, request: Request) -> Response:
         """A join or a reconnect: reads the log of a run, starts nothing, touches no thread."""
@@ -278,6 +275,15 @@ class ChatRouter:
         return self._persistence if scope == EMPTY_SCOPE else self._persistence.scoped(scope)
 
 
+def _chat(options: Mapping[str, Any], params: ChatParams) -> ChatStream:
+    """The agent that is described by the options of a chat."""
+    middleware = list(options.get("middleware", ()))
+    if not _keeps(options):
+        middleware.insert(0, with_persistence(params.persistence))
+    own: dict[str, Any] = {**options, "middleware": middleware}
+    return chat(**params.chat_kwargs(), **own)
+
+
 def _keeps(options: Mapping[str, Any]) -> bool:
     """Whether the options of a chat store it already."""
     return any(PERSISTENCE in m.provides for m in options.get("middleware", ()))
@@ -292,7 +298,7 @@ async def _refuse_known(persistence: Persistence, params: ChatParams) -> None:
     if stored.thread_id != params.thread_id:
         raise RunConflict(params.run_id, "foreign-thread")
     if stored.status != "interrupted":
-        reason = "terminal" if stored.terminal else "running"
+        reason: RunConflictReason = "terminal" if stored.terminal else "running"
         raise RunConflict(params.run_id, reason, thread_id=params.thread_id)
 
 

@@ -123,7 +123,9 @@ async def _driven(
         await log.start(stream, key=key, thread_id=ids["thread_id"] or key.run_id, abort=abort)
         batches = await log.follow(key)
     except ChatkeepError as error:
-        yield encode_sse(encode_event(RunStartedEvent(**ids)))
+        yield encode_sse(
+            encode_event(RunStartedEvent(thread_id=ids["thread_id"], run_id=key.run_id))
+        )
         yield encode_sse(encode_event(failed(str(error), error.code, **ids)))
         return
     async for frames in _framed(batches):

@@ -1,0 +1,65 @@
+"""A chat in FastAPI: routes of your own, users, and a run that survives its tab.
+
+``uvicorn fastapi_app:app`` in this folder runs it. Who is logged in stands in a header here; an
+application takes it from its session.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI, HTTPException, Request, Response
+
+from chatkeep import BadRequest, Scope, sqlite_persistence, with_persistence
+from chatkeep.delivery import Delivery
+from chatkeep.engine import chat
+from chatkeep.testkit.scripted import ScriptedModel, scripted_tools
+from chatkeep.web import chat_router, parse_chat_request, reconstruct_chat, sse_response
+
+persistence = sqlite_persistence("chat.db")
+delivery = Delivery()
+
+
+def user_of(request: Request) -> Scope:
+    user = request.headers.get("x-user")
+    if not user:
+        raise HTTPException(401, "log in first")
+    return Scope(user_id=user)
+
+
+# All routes at once ...
+agent = {"adapter": ScriptedModel(), "tools": scripted_tools()}
+chats = chat_router(persistence, agent, scope=user_of, path="/chat")
+
+
+@asynccontextmanager
+async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
+    async with persistence, chats, delivery:
+        yield
+
+
+app = FastAPI(lifespan=lifespan)
+app.mount("/api", chats)  # serves /api/chat
+
+
+# ... or one by one, where a route needs more than the router does.
+@app.post("/own/chat")
+async def run(request: Request) -> Response:
+    user = user_of(request)
+    try:
+        params = parse_chat_request(await request.body(), request.headers)
+    except BadRequest as error:
+        raise HTTPException(400, str(error)) from error
+    stream = chat(
+        adapter=ScriptedModel(),
+        tools=scripted_tools(),
+        middleware=[with_persistence(persistence.scoped(user))],
+        **params.chat_kwargs(),
+    )
+    return sse_response(stream, log=delivery, scope=user)
+
+
+@app.get("/own/chat")
+async def load(request: Request) -> Response:
+    return await reconstruct_chat(persistence.scoped(user_of(request)), request)
