@@ -24,6 +24,22 @@ if TYPE_CHECKING:
         define_run_store,
         require,
     )
+    from chatkeep.engine import (
+        AbortSignal,
+        Capability,
+        ChatConfig,
+        ChatContext,
+        ChatMiddleware,
+        ChatStream,
+        ModelAdapter,
+        ModelRequest,
+        Tool,
+        ToolContext,
+        chat,
+        client_tool,
+        define_tool,
+        tool,
+    )
     from chatkeep.errors import (
         BackendUnavailable,
         BadRequest,
@@ -50,6 +66,7 @@ if TYPE_CHECKING:
         UnseenMessages,
     )
     from chatkeep.memory import MemoryBackend, memory_persistence
+    from chatkeep.persistence import hydrate_thread, with_persistence
     from chatkeep.records import (
         UNSET,
         ActivityRecord,
@@ -93,16 +110,24 @@ if TYPE_CHECKING:
         VersionedMetadata,
         VersionedValue,
     )
+    from chatkeep.web import chat_router, parse_chat_request, reconstruct_chat, sse_response
+    from chatkeep_sql import postgres_persistence, sqlite_persistence
 
 __all__ = [
     "EMPTY_SCOPE",
     "UNSET",
+    "AbortSignal",
     "ActivityRecord",
     "ActivityStore",
     "Backend",
     "BackendUnavailable",
     "BadRequest",
     "BatchCommit",
+    "Capability",
+    "ChatConfig",
+    "ChatContext",
+    "ChatMiddleware",
+    "ChatStream",
     "ChatkeepError",
     "CompositionError",
     "CorruptRecord",
@@ -126,7 +151,9 @@ __all__ = [
     "MessageStore",
     "MetadataStore",
     "MissingExtra",
+    "ModelAdapter",
     "ModelMessage",
+    "ModelRequest",
     "PagedMessages",
     "Persistence",
     "ProviderError",
@@ -154,6 +181,8 @@ __all__ = [
     "ThreadExport",
     "ThreadInfo",
     "ThreadList",
+    "Tool",
+    "ToolContext",
     "ToolError",
     "Transcript",
     "TurnBackend",
@@ -164,6 +193,9 @@ __all__ = [
     "VersionedMetadata",
     "VersionedValue",
     "capabilities",
+    "chat",
+    "chat_router",
+    "client_tool",
     "compose_persistence",
     "define_activity_store",
     "define_interrupt_store",
@@ -171,9 +203,18 @@ __all__ = [
     "define_metadata_store",
     "define_persistence",
     "define_run_store",
+    "define_tool",
+    "hydrate_thread",
     "memory_persistence",
     "open_persistence",
+    "parse_chat_request",
+    "postgres_persistence",
+    "reconstruct_chat",
     "require",
+    "sqlite_persistence",
+    "sse_response",
+    "tool",
+    "with_persistence",
 ]
 
 _HOMES = {
@@ -194,6 +235,22 @@ _HOMES = {
         "define_persistence",
         "define_run_store",
         "require",
+    ),
+    "chatkeep.engine": (
+        "AbortSignal",
+        "Capability",
+        "ChatConfig",
+        "ChatContext",
+        "ChatMiddleware",
+        "ChatStream",
+        "ModelAdapter",
+        "ModelRequest",
+        "Tool",
+        "ToolContext",
+        "chat",
+        "client_tool",
+        "define_tool",
+        "tool",
     ),
     "chatkeep.errors": (
         "BackendUnavailable",
@@ -223,6 +280,10 @@ _HOMES = {
     "chatkeep.memory": (
         "MemoryBackend",
         "memory_persistence",
+    ),
+    "chatkeep.persistence": (
+        "hydrate_thread",
+        "with_persistence",
     ),
     "chatkeep.records": (
         "ActivityRecord",
@@ -269,6 +330,16 @@ _HOMES = {
         "TurnBackend",
         "VersionedMetadata",
         "VersionedValue",
+    ),
+    "chatkeep.web": (
+        "chat_router",
+        "parse_chat_request",
+        "reconstruct_chat",
+        "sse_response",
+    ),
+    "chatkeep_sql": (
+        "postgres_persistence",
+        "sqlite_persistence",
     ),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
