@@ -139,6 +139,10 @@ class TcpProxy:
         self._links.add(link)
         try:
             await link.run()
+        except asyncio.CancelledError:
+            # The proxy closes. Swallowed: before Python 3.12, asyncio's own callback for this
+            # task prints a traceback for a cancelled one.
+            link.reset()
         finally:
             self._links.discard(link)
 
