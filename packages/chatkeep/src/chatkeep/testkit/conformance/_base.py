@@ -42,6 +42,7 @@ __all__ = [
     "gather",
     "interrupt",
     "message_ids",
+    "need_store",
     "now_ms",
     "outcomes",
     "retrying",
@@ -120,23 +121,23 @@ class ConformanceCase:
 
     @pytest.fixture
     def messages(self, persistence: Any, declared: frozenset[str]) -> MessageStore:
-        return cast("MessageStore", _store(persistence, "messages", declared))
+        return cast("MessageStore", need_store(persistence, "messages", declared))
 
     @pytest.fixture
     def runs(self, persistence: Any, declared: frozenset[str]) -> RunStore:
-        return cast("RunStore", _store(persistence, "runs", declared))
+        return cast("RunStore", need_store(persistence, "runs", declared))
 
     @pytest.fixture
     def interrupts(self, persistence: Any, declared: frozenset[str]) -> InterruptStore:
-        return cast("InterruptStore", _store(persistence, "interrupts", declared))
+        return cast("InterruptStore", need_store(persistence, "interrupts", declared))
 
     @pytest.fixture
     def activities(self, persistence: Any, declared: frozenset[str]) -> ActivityStore:
-        return cast("ActivityStore", _store(persistence, "activities", declared))
+        return cast("ActivityStore", need_store(persistence, "activities", declared))
 
     @pytest.fixture
     def metadata(self, persistence: Any, declared: frozenset[str]) -> MetadataStore:
-        return cast("MetadataStore", _store(persistence, "metadata", declared))
+        return cast("MetadataStore", need_store(persistence, "metadata", declared))
 
     @pytest.fixture
     def revisioned(self, persistence: Any, declared: frozenset[str]) -> RevisionedMessages:
@@ -200,7 +201,8 @@ class ConformanceCase:
         return scoped
 
 
-def _store(persistence: Any, key: str, declared: frozenset[str]) -> Any:
+def need_store(persistence: Any, key: str, declared: frozenset[str]) -> Any:
+    """The store, or the end of the case: skipped if declared, failed if missing."""
     store = getattr(persistence.stores, key)
     if key in declared:
         if store is not None:
@@ -212,7 +214,7 @@ def _store(persistence: Any, key: str, declared: frozenset[str]) -> Any:
 
 
 def _tier(persistence: Any, name: str, declared: frozenset[str]) -> Any:
-    _store(persistence, _TIERS[name][0], declared)
+    need_store(persistence, _TIERS[name][0], declared)
     found = find_tier(persistence, name)
     if found is None or name in declared:
         return _leave_out(name, declared, f"the {_TIERS[name][0]} store does not have it")

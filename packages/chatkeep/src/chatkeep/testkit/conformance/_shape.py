@@ -11,7 +11,7 @@ from typing_extensions import get_protocol_members
 
 from chatkeep.compose import STORE_PROTOCOLS, STORE_TIERS
 from chatkeep.stores import STORE_KEYS
-from chatkeep.testkit.conformance._base import ConformanceCase
+from chatkeep.testkit.conformance._base import ConformanceCase, need_store
 
 __all__ = ["TestShape"]
 
@@ -30,10 +30,10 @@ class TestShape(ConformanceCase):
 
     @pytest.mark.parametrize("key", STORE_KEYS)
     async def test_each_store_is_there_or_declared(
-        self, request: pytest.FixtureRequest, key: str
+        self, persistence: Any, declared: frozenset[str], key: str
     ) -> None:
         """A store that is missing and not named in ``skip`` fails; a store is whole and async."""
-        store = request.getfixturevalue(key)
+        store = need_store(persistence, key, declared)
         for method in get_protocol_members(STORE_PROTOCOLS[key]):  # type: ignore[index]
             assert inspect.iscoroutinefunction(getattr(store, method)), f"{key}.{method}"
 

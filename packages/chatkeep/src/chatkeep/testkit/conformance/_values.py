@@ -21,6 +21,7 @@ from chatkeep.testkit.conformance._base import (
     activity,
     exact,
     interrupt,
+    need_store,
     user,
 )
 
@@ -114,11 +115,17 @@ class TestValues(ConformanceCase):
     """A value that one database would refuse is refused, or normalised, by all."""
 
     @pytest.fixture(params=PLACES)
-    async def place(self, request: pytest.FixtureRequest, ids: Ids) -> tuple[_Write, _Read]:
+    async def place(
+        self,
+        request: pytest.FixtureRequest,
+        persistence: Any,
+        declared: frozenset[str],
+        ids: Ids,
+    ) -> tuple[_Write, _Read]:
         """How to store ``{"v": value}`` in one of the places, and read it back."""
         name: str = request.param
         key = "interrupts" if name in ("payload", "response") else name
-        store: Any = request.getfixturevalue(key)
+        store = need_store(persistence, key, declared)
         return await _PLACES[name](store, ids)
 
     @pytest.mark.parametrize("kind", KEPT)

@@ -1,0 +1,70 @@
+"""The rows of the matrix: one backend, as a bag of its own or composed with others.
+
+Every bag is checked when it closes: no connection may be in use by then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+from chatkeep.backends import Backend, Persistence
+from chatkeep.codec import decode, encode
+from chatkeep.compose import compose_persistence, define_activity_store
+from chatkeep.memory import memory_persistence
+from chatkeep.records import ActivityRecord
+from chatkeep.scope import Scope, check_id
+from chatkeep.stores import ActivityStore
+
+SHAPES = ("plain", "scoped", "transcript apart", "decisions apart")
+"""plain: one backend, unscoped. scoped: a tenant's user of it. transcript apart: messages in
+memory, the rest on the backend. decisions apart: interrupts and metadata in memory,
+activities in two functions of a user's own, the rest on the backend."""
+
+
+def minimal_activities() -> ActivityStore:
+    """The smallest store a user may bring: two functions over a dict of bodies."""
+    rows: dict[str, bytes] = {}
+
+    async def load_activities(thread_id: str) -> list[ActivityRecord]:
+        body = rows.get(check_id(thread_id, "thread_id"))
+        return [] if body is None else [ActivityRecord.from_json(row) for row in decode(body)]
+
+    async def save_activities(thread_id: str, activities: list[ActivityRecord]) -> None:
+        check_id(thread_id, "thread_id")
+        rows[thread_id] = encode([row.to_json() for row in activities])
+
+    return define_activity_store(load_activities=load_activities, save_activities=save_activities)
+
+
+@asynccontextmanager
+async def bag(shape: str, make: Callable[[], Persistence]) -> AsyncIterator[Persistence]:
+    """The persistence of one row; ``make`` opens the backend of the column."""
+    async with make() as base:
+        if shape == "plain":
+            yield base
+        elif shape == "scoped":
+            yield base.scoped(Scope(tenant_id="acme: corp/1", user_id="ann%"))
+        else:
+            async with memory_persistence() as other:
+                yield compose_persistence(base, overrides=_overrides(shape, other))
+        for backend in base.backends:
+            assert checked_out(backend) == 0, "a connection was left in use"
+
+
+def _overrides(shape: str, other: Persistence) -> Mapping[str, Any]:
+    if shape == "transcript apart":
+        return {"messages": other.stores.messages}
+    return {
+        "interrupts": other.stores.interrupts,
+        "metadata": other.stores.metadata,
+        "activities": minimal_activities(),
+    }
+
+
+def checked_out(backend: Backend) -> int:
+    """Connections of a backend that are in use; 0 for one that has none."""
+    runner = getattr(backend, "_runner", None)
+    pool = getattr(getattr(runner, "engine", None), "pool", None)
+    return pool.checkedout() if hasattr(pool, "checkedout") else 0
