@@ -61,9 +61,7 @@ async def persistence(request: pytest.FixtureRequest, opened: Any) -> AsyncItera
         assert checked_out(persistence) == 0
 
 
-@pytest.fixture(
-    params=[pytest.param(kind, marks=pytest.mark.postgres) for kind in POSTGRES]
-)
+@pytest.fixture(params=[pytest.param(kind, marks=pytest.mark.postgres) for kind in POSTGRES])
 async def on_postgres(request: pytest.FixtureRequest, opened: Any) -> AsyncIterator[Persistence]:
     """The same, on PostgreSQL only."""
     async with opened(request.param) as persistence:

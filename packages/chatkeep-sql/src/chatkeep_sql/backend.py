@@ -24,12 +24,14 @@ from chatkeep.stores import (
 )
 from chatkeep_sql import admin, lookups, setup, values
 from chatkeep_sql.commit_plain import commit_plain
-from chatkeep_sql.encoded import encode_commit
+from chatkeep_sql.commit_postgres import commit_postgres, fits_one_statement
+from chatkeep_sql.encoded import EncodedCommit, encode_commit
 from chatkeep_sql.engine import PostgresRunner, Runner, SqliteRunner
-from chatkeep_sql.errors import sqlstate, translate
+from chatkeep_sql.errors import may_run_again, sqlstate, translate
 from chatkeep_sql.migrations import REVISIONS
 from chatkeep_sql.program import Program, Rows
 from chatkeep_sql.read_plain import read_plain
+from chatkeep_sql.read_postgres import read_postgres
 from chatkeep_sql.schema import tables_for
 from chatkeep_sql.statements import statements_for
 
@@ -233,9 +235,24 @@ class PostgresBackend(SqlBackend):
 
     def __init__(self, runner: PostgresRunner, **options: Any) -> None:
         super().__init__(runner, **options)
+        self._postgres = runner
 
     async def _read_view(self, thread_id: str, query: ViewQuery) -> ThreadView:
-        return await self._read_at_once(read_plain, self._scope, thread_id, query)
+        tables = self._sql.t
+        return await self._runner.once(lambda: read_postgres(tables, self._scope, thread_id, query))
 
     async def _commit_turn(self, commit: TurnCommit) -> TurnReceipt:
-        return await self._write(commit_plain, encode_commit(commit, self._scope))
+        encoded = encode_commit(commit, self._scope)
+        if fits_one_statement(encoded):
+            receipt = await self._in_one_statement(encoded)
+            if receipt is not None:
+                return receipt
+        return await self._write(commit_plain, encoded)
+
+    async def _in_one_statement(self, encoded: EncodedCommit) -> TurnReceipt | None:
+        try:
+            return await self._postgres.single(lambda: commit_postgres(self._sql.t, encoded))
+        except DBAPIError as error:
+            if may_run_again(error):
+                return None
+            raise

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from chatkeep.codec import FORMAT_VERSION, encode
-from chatkeep.records import InterruptRecord
+from chatkeep.records import UNSET, InterruptRecord
 from chatkeep.rules import Entry, encode_messages, is_child_thread, pending_interrupt
 from chatkeep.scope import Scope, key_digest
 from chatkeep.stores import ActivitiesWrite, RunStart, TurnCommit
@@ -19,7 +19,8 @@ __all__ = ["EncodedCommit", "encode_commit", "entry_values", "new_thread_values"
 @dataclass(frozen=True, slots=True)
 class EncodedCommit:
     """A commit and its encoded parts. ``run_key`` is that of the run it starts, patches or
-    commits for; ``needed_rows`` is how many UI rows must be stored already."""
+    commits for; ``answers`` are (interrupt id, run id, status, response as JSON); ``needed_rows``
+    is how many UI rows must be stored already."""
 
     commit: TurnCommit
     scope: Scope
@@ -31,6 +32,9 @@ class EncodedCommit:
     extra: list[Entry]
     interrupts: list[tuple[InterruptRecord, dict[str, Any]]] = field(
         default_factory=list[tuple[InterruptRecord, dict[str, Any]]]
+    )
+    answers: list[tuple[str, str | None, str, str | None]] = field(
+        default_factory=list[tuple[str, str | None, str, str | None]]
     )
     activities: dict[int, str] = field(default_factory=dict[int, str])
     needed_rows: int = 0
@@ -63,6 +67,17 @@ def encode_commit(commit: TurnCommit, scope: Scope) -> EncodedCommit:
                 },
             )
             for record in records
+        ],
+        answers=[
+            (
+                answer.interrupt_id,
+                answer.run_id,
+                answer.status,
+                None
+                if answer.response is UNSET
+                else encode(answer.response, f"answers[{i}].response").decode(),
+            )
+            for i, answer in enumerate(commit.answers)
         ],
         activities={
             position: encode(row.to_json(), f"activities[{position}]").decode()
