@@ -146,8 +146,8 @@ class Run:
 
     def abort(self, reason: str | None = None) -> None:
         """Have the run end through the abort path; too late once it has begun to end."""
+        self._channel.release()
         if not self._runtime.gate.closed:
-            self._channel.release()
             self.signal.abort(reason)
 
     # ------------------------------------------------------------------------ the run
@@ -168,7 +168,6 @@ class Run:
             terminal = await self._outcome()
             await runtime.publisher.settle()
             runtime.publisher.finish()
-            self._channel.release()
             runtime.publisher.lifecycle(terminal)
         finally:
             await self._deferred()
@@ -346,6 +345,7 @@ class Run:
         over = False
         try:
             async for event in stream:
+                gate.check()
                 if over:
                     _LOG.warning("an event after the end of a model call is ignored: %r", event)
                     continue
@@ -362,7 +362,6 @@ class Run:
                     await self._end_of_call(turn, published)
                 else:
                     await publisher.pipe(published)
-                gate.check()
         finally:
             await _close(stream)
 

@@ -196,8 +196,7 @@ class Publisher:
         Raises:
             ChatkeepError: too many wait, or the run is over.
         """
-        if self._over:
-            raise ChatkeepError("the run is over: no event can follow its terminal")
+        self._check_not_over()
         if len(self._waiting) >= MAX_WAITING_EMITS:
             raise ChatkeepError(
                 f"{MAX_WAITING_EMITS} custom events wait to be published; await something "
@@ -206,6 +205,10 @@ class Publisher:
         self._waiting.append(event)
         if self._pump is None or self._pump.done():
             self._pump = asyncio.get_running_loop().create_task(self._publish_waiting())
+
+    def _check_not_over(self) -> None:
+        if self._over:
+            raise ChatkeepError("the run is over: no event can follow its terminal")
 
     async def _publish_waiting(self) -> None:
         async with self._lock:
@@ -219,7 +222,12 @@ class Publisher:
             await self._through(self._waiting.popleft())
 
     async def emit_from_tool(self, event: Event) -> None:
-        """Publish an event of a running tool. A hook that fails on it fails the run."""
+        """Publish an event of a running tool. A hook that fails on it fails the run.
+
+        Raises:
+            ChatkeepError: the run is over (the tool is a thread that an abort left behind).
+        """
+        self._check_not_over()
         try:
             await self.pipe(event)
         except Exception as error:

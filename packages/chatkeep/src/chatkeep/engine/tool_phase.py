@@ -18,6 +18,7 @@ import anyio
 
 from chatkeep.engine.calls import Call, compact, result_content
 from chatkeep.engine.events import custom
+from chatkeep.engine.failure import failure_of
 from chatkeep.engine.middleware import BeforeToolDecision, ToolCallInfo, ToolOutcome
 from chatkeep.engine.runtime import Runtime
 from chatkeep.engine.tools import InvalidArguments, Tool, ToolContext
@@ -171,7 +172,7 @@ class ToolPhase:
                 raise
             self._fail(planned, CANCELLED, duration_ms=_since(began))
         except Exception as error:  # noqa: BLE001 - becomes the call's result
-            self._fail(planned, str(error) or type(error).__name__, duration_ms=_since(began))
+            self._fail(planned, failure_of(error).message, duration_ms=_since(began))
         else:
             self._succeed(planned, value, duration_ms=_since(began))
         async with self._after:

@@ -46,6 +46,13 @@ class Transcript:
         for call in row.get("toolCalls") or ():
             self._calls.add(call["id"])
 
+    def adopt_message_id(self, wanted: str, instead: str) -> str:
+        """``wanted`` if it is free (taken from now on), else ``instead``, which is ours already."""
+        if wanted in self._ids:
+            return instead
+        self._ids.add(wanted)
+        return wanted
+
     def take_message_id(self, wanted: str | None) -> str:
         """``wanted`` if it is free, else a fresh id; taken from now on."""
         identity = wanted if wanted and wanted not in self._ids else new_id("msg")

@@ -7,7 +7,6 @@ ends), so that the live stream, the stored message and a strict reader agree.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar, cast
 
@@ -39,6 +38,8 @@ from ag_ui.core import (
 from chatkeep.engine.calls import Call
 from chatkeep.engine.events import bag, extras, iso, merge_metadata, now_ms, with_changes
 from chatkeep.engine.middleware import ChatContext, Event, FinishReason, Usage
+from chatkeep.engine.reasoning import Reasoning, signature_event
+from chatkeep.engine.text import Text, whole_text
 from chatkeep.engine.transcript import Transcript
 from chatkeep.engine.usage import usage_of_event
 from chatkeep.errors import ProviderError
@@ -49,76 +50,7 @@ __all__ = ["Turn"]
 Published = Event | list[Event] | None
 _FINISH_REASONS: Final = frozenset({"stop", "length", "content_filter", "tool_calls"})
 _L = TypeVar("_L", RunStartedEvent, RunFinishedEvent)
-_M = TypeVar(
-    "_M",
-    TextMessageStartEvent,
-    TextMessageContentEvent,
-    TextMessageEndEvent,
-    ReasoningStartEvent,
-    ReasoningEndEvent,
-    ReasoningMessageStartEvent,
-    ReasoningMessageContentEvent,
-    ReasoningMessageEndEvent,
-)
-_SURROGATE: Final = re.compile("[\ud800-\udfff]")
-
-
-class _Text:
-    """Deltas joined on demand. A surrogate pair split over two deltas is put together again;
-    a lone surrogate becomes U+FFFD."""
-
-    __slots__ = ("_held", "parts")
-
-    def __init__(self, parts: list[str] | None = None) -> None:
-        self.parts: list[str] = [] if parts is None else parts
-        self._held = ""
-
-    def add(self, delta: str) -> str:
-        """Append; returns what to publish."""
-        if self._held or (not delta.isascii() and _SURROGATE.search(delta)):
-            delta = self._held + delta
-            self._held = delta[-1:] if "\ud800" <= delta[-1:] <= "\udbff" else ""
-            whole = delta[: len(delta) - len(self._held)]
-            delta = whole.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-        if delta:
-            self.parts.append(delta)
-        return delta
-
-    def rest(self) -> str:
-        """What is still held back at the end."""
-        held, self._held = self._held, ""
-        if not held:
-            return ""
-        self.parts.append("\ufffd")
-        return "\ufffd"
-
-    def replace(self, text: str) -> None:
-        self._held = ""
-        self.parts[:] = [_SURROGATE.sub("\ufffd", text)]
-
-    def __str__(self) -> str:
-        return "".join(self.parts)
-
-
-class _Thought:
-    """One reasoning block."""
-
-    __slots__ = ("identity", "open", "redacted", "signature", "text")
-
-    def __init__(self, identity: str) -> None:
-        self.identity = identity
-        self.text = _Text()
-        self.signature: str | None = None
-        self.redacted = False
-        self.open = True
-
-    def entry(self) -> dict[str, Any]:
-        out: dict[str, Any] = {"id": self.identity, "content": str(self.text)}
-        if self.signature is not None:
-            out["signature"] = self.signature
-        if self.redacted:
-            out["redacted"] = True
-        return out
+_M = TypeVar("_M", TextMessageStartEvent, TextMessageContentEvent, TextMessageEndEvent)
 
 
 class Turn:
@@ -147,10 +79,9 @@ class Turn:
         self._text_open = False
         self._created_at: int | None = None
         context._text.clear()  # noqa: SLF001 - the context shows what the turn gathers
-        self._text = _Text(context._text)  # noqa: SLF001
+        self._text = Text(context._text)  # noqa: SLF001
         self._call_ids: dict[str, Call] = {}
-        self._thoughts: list[_Thought] = []
-        self._spans: dict[str, str] = {}
+        self._reasoning = Reasoning(transcript)
         self._response_id: str | None = None
         context.current_message_id = None
 
@@ -162,6 +93,8 @@ class Turn:
         Raises:
             ProviderError: it is no AG-UI event.
         """
+        if getattr(event, "subagent_run_id", None) is not None:
+            return event  # a child's: no part of this turn
         handler = _HANDLERS.get(type(event))
         if handler is None:
             handler = self._handler_of(event)
@@ -180,34 +113,28 @@ class Turn:
     def close(self) -> list[Event]:
         """The adapter's stream is over: ends that it left out, and the start of a turn that
         said nothing but thought."""
-        events: list[Event] = []
-        for thought in self._thoughts:
-            if thought.open:
-                thought.open = False
-                events.append(ReasoningMessageEndEvent(message_id=thought.identity))
-        events += [ReasoningEndEvent(message_id=identity) for identity in self._spans.values()]
-        self._spans.clear()
+        events: list[Event] = self._reasoning.close()
         for call in self.calls:
             if call.open:
                 events += self._end_call(call, ToolCallEndEvent(tool_call_id=call.identity))
         if self._text_open:
             events += self._end_text(TextMessageEndEvent(message_id=self.message_id))
-        if self._thoughts and not self._begun:
+        if self._reasoning and not self._begun:
             events += self._begin_silently()
         return events
 
     def message(self) -> ModelMessage | None:
         """The assistant row of this turn; None when the model produced nothing."""
         text = str(self._text)
-        if not text and not self.calls and not self._thoughts:
+        if not text and not self.calls and not self._reasoning:
             return None
         row: dict[str, Any] = {"role": "assistant", "content": text or None}
         if self.calls:
             row["toolCalls"] = [call.entry() for call in self.calls]
         row["id"] = self.message_id
         row["createdAt"] = iso(self._created_at if self._created_at is not None else now_ms())
-        if self._thoughts:
-            row["thinking"] = [thought.entry() for thought in self._thoughts]
+        if self._reasoning:
+            row["thinking"] = self._reasoning.entries()
         tanstack: dict[str, Any] = {"source": dict(self._source)} if self._source else {}
         if self._response_id is not None:
             tanstack["responseId"] = self._response_id
@@ -226,8 +153,7 @@ class Turn:
         """The first id that the stream names becomes the message's, if it is free."""
         if not self._named and wanted:
             self._named = True
-            if wanted != self.message_id:
-                self.message_id = self._transcript.take_message_id(wanted)
+            self.message_id = self._transcript.adopt_message_id(wanted, self.message_id)
         if self._created_at is None:
             self._created_at = now_ms()
         self._context.current_message_id = self.message_id
@@ -263,7 +189,7 @@ class Turn:
         new = str(self._text)
         if not delta and new.startswith(old):
             return new[len(old) :]
-        return _SURROGATE.sub("\ufffd", delta)
+        return whole_text(delta)
 
     def _open_text(self, wanted: str | None) -> list[Event]:
         self._adopt(wanted)
@@ -328,7 +254,7 @@ class Turn:
         out: list[Event] = [*before, with_changes(event, **changes) if changes else event]
         signature = metadata.get("thoughtSignature")
         if isinstance(signature, str):
-            out.append(_signature("tool-call", identity, signature))
+            out.append(signature_event("tool-call", identity, signature))
         return out
 
     def _call_args(self, event: ToolCallArgsEvent) -> Published:
@@ -421,87 +347,30 @@ class Turn:
 
     # ---------------------------------------------------------------------- reasoning
 
-    def _last_thought(self) -> _Thought | None:
-        return self._thoughts[-1] if self._thoughts else None
-
-    def _span_start(self, event: ReasoningStartEvent) -> Published:
-        if event.message_id in self._spans:
-            return None
-        identity = self._transcript.take_message_id(event.message_id)
-        self._spans[event.message_id] = identity
-        return _renamed(event, identity)
-
-    def _span_end(self, event: ReasoningEndEvent) -> Published:
-        identity = self._spans.pop(event.message_id, None)
-        return None if identity is None else _renamed(event, identity)
-
-    def _thought_start(self, event: ReasoningMessageStartEvent) -> Published:
-        last = self._last_thought()
-        if last is not None and last.open:
-            return None
-        return _renamed(event, self._think(event.message_id).identity)
-
-    def _think(self, wanted: str) -> _Thought:
-        """Begin a block. It may carry the id of the span around it, once."""
-        identity = self._spans.get(wanted)
-        if identity is None or any(t.identity == identity for t in self._thoughts):
-            identity = self._transcript.take_message_id(wanted)
-        thought = _Thought(identity)
-        self._thoughts.append(thought)
+    def _think(self) -> None:
         if self._created_at is None:
             self._created_at = now_ms()
-        return thought
+
+    def _span_start(self, event: ReasoningStartEvent) -> Published:
+        return self._reasoning.span_start(event)
+
+    def _span_end(self, event: ReasoningEndEvent) -> Published:
+        return self._reasoning.span_end(event)
+
+    def _thought_start(self, event: ReasoningMessageStartEvent) -> Published:
+        self._think()
+        return self._reasoning.start(event)
 
     def _thought_content(self, event: ReasoningMessageContentEvent) -> Published:
-        before, thought = self._open_thought(event.message_id)
-        known = extras(event).get("content")
-        if isinstance(known, str):
-            thought.text.replace(known)
-            published = event.delta
-        else:
-            published = thought.text.add(event.delta)
-        if not published:
-            return before
-        if published != event.delta:
-            event = with_changes(event, delta=published)
-        renamed = _renamed(event, thought.identity)
-        return [*before, renamed] if before else renamed
-
-    def _open_thought(self, wanted: str) -> tuple[list[Event], _Thought]:
-        last = self._last_thought()
-        if last is not None and last.open:
-            return [], last
-        thought = self._think(wanted)
-        return [ReasoningMessageStartEvent(message_id=thought.identity, role="reasoning")], thought
+        self._think()
+        return self._reasoning.content(event)
 
     def _thought_end(self, event: ReasoningMessageEndEvent) -> Published:
-        return self._close_thought(event)
-
-    def _close_thought(self, event: ReasoningMessageEndEvent | None) -> list[Event]:
-        last = self._last_thought()
-        if last is None or not last.open:
-            return []
-        last.open = False
-        out: list[Event] = []
-        rest = last.text.rest()
-        if rest:
-            out.append(ReasoningMessageContentEvent(message_id=last.identity, delta=rest))
-        if event is None:
-            out.append(ReasoningMessageEndEvent(message_id=last.identity))
-        else:
-            out.append(_renamed(event, last.identity))
-        return out
+        return self._reasoning.end(event)
 
     def _thought_chunk(self, event: ReasoningMessageChunkEvent) -> Published:
-        before, thought = self._open_thought(event.message_id or "")
-        delta = thought.text.add(event.delta or "")
-        if delta:
-            before.append(
-                ReasoningMessageContentEvent(
-                    message_id=thought.identity, delta=delta, metadata=event.metadata
-                )
-            )
-        return before
+        self._think()
+        return self._reasoning.chunk(event)
 
     def _encrypted(self, event: ReasoningEncryptedValueEvent) -> Published:
         if event.subtype == "tool-call":
@@ -509,29 +378,22 @@ class Turn:
             if call is None:
                 return event
             call.metadata = {**(call.metadata or {}), "thoughtSignature": event.encrypted_value}
-            return _retargeted(event, call.identity)
-        thought = self._sign(event.encrypted_value, event.entity_id)
-        return _retargeted(event, thought.identity)
-
-    def _sign(self, signature: str, entity: str) -> _Thought:
-        """A signature belongs to the latest block; without one it stands alone (the provider
-        kept the thought to itself)."""
-        thought = self._last_thought()
-        if thought is None:
-            thought = self._think(entity)
-            thought.open = False
-        thought.signature = signature
-        return thought
+            entity = call.identity
+        else:
+            self._think()
+            entity = self._reasoning.sign(event.encrypted_value, event.entity_id)
+        return event if event.entity_id == entity else with_changes(event, entity_id=entity)
 
     def _step_started(self, event: StepStartedEvent) -> Published:
-        return [*self._close_thought(None), event]
+        return [*self._reasoning.end(), event]
 
     def _step_finished(self, event: StepFinishedEvent) -> Published:
         signature = extras(event).get("signature", bag(event).get("signature"))
         if not isinstance(signature, str):
             return event
-        thought = self._sign(signature, event.step_name)
-        return [event, _signature("message", thought.identity, signature)]
+        self._think()
+        entity = self._reasoning.sign(signature, event.step_name)
+        return [event, signature_event("message", entity, signature)]
 
     # ----------------------------------------------------------------------- life cycle
 
@@ -573,20 +435,6 @@ def _listed(published: Published) -> list[Event]:
     if published is None:
         return []
     return published if isinstance(published, list) else [published]
-
-
-def _renamed(event: _M, identity: str) -> _M:
-    return event if event.message_id == identity else with_changes(event, message_id=identity)
-
-
-def _retargeted(event: ReasoningEncryptedValueEvent, identity: str) -> Event:
-    return event if event.entity_id == identity else with_changes(event, entity_id=identity)
-
-
-def _signature(subtype: str, entity: str, value: str) -> Event:
-    return ReasoningEncryptedValueEvent(
-        subtype=cast("Any", subtype), entity_id=entity, encrypted_value=value
-    )
 
 
 _HANDLERS: Final[dict[type[Any], Callable[[Turn, Any], Published]]] = {
