@@ -139,7 +139,7 @@ class ChatView:
         _extend(message, "text", event["delta"])
 
     def _on_reasoning_message_content(self, event: Any) -> None:
-        _extend(self._current(), "thinking", event["delta"])
+        _extend(self._current(), "thinking", event["delta"], event["messageId"])
 
     # -- tools ------------------------------------------------------------------------
 
@@ -175,7 +175,8 @@ class ChatView:
             return
         owner, call = found
         failed = _bag(event).get("state") == "output-error"
-        _settle(owner, call, event["content"], _error_text(event["content"]) if failed else None)
+        error = _error_text(event["content"]) if failed else None
+        _settle(owner, call, event["content"], error, event["messageId"])
 
     # -- snapshots and custom events ----------------------------------------------------
 
@@ -237,17 +238,22 @@ class ChatView:
         return self._active
 
 
-def comparable(messages: Iterable[Mapping[str, Any]]) -> list[Message]:
+def comparable(messages: Iterable[Mapping[str, Any]], *, row_ids: bool = True) -> list[Message]:
     """Messages as a live view and a reload must agree on: ids, roles, parts and every field of
     a part but times. Tool results that stand together are put in the order of their calls:
-    live they come in the order in which tools finished."""
+    live they come in the order in which tools finished. Without ``row_ids`` the ids of tool
+    and reasoning rows do not count; browser clients do not show them."""
     return [
-        {"id": m["id"], "role": m["role"], "parts": _in_call_order(m["parts"])} for m in messages
+        {"id": m["id"], "role": m["role"], "parts": _in_call_order(m["parts"], row_ids)}
+        for m in messages
     ]
 
 
-def _in_call_order(parts: Iterable[Mapping[str, Any]]) -> list[Part]:
+def _in_call_order(parts: Iterable[Mapping[str, Any]], row_ids: bool) -> list[Part]:
     clean = [{k: v for k, v in part.items() if k != "createdAt"} for part in parts]
+    for part in clean:
+        if not row_ids and part["type"] in ("tool-result", "thinking"):
+            part.pop("id", None)
     place = {p["id"]: i for i, p in enumerate(clean) if p["type"] == "tool-call"}
     results = [i for i, part in enumerate(clean) if part["type"] == "tool-result"]
     ordered = sorted((clean[i] for i in results), key=lambda p: place.get(p["toolCallId"], -1))
@@ -317,12 +323,13 @@ def _from_rows(rows: Iterable[Mapping[str, Any]]) -> list[Message]:
     thinking: list[Part] = []
     for row in rows:
         if row["role"] == "reasoning":
-            thinking.append({"type": "thinking", "content": row["content"]})
+            part = {"type": "thinking", "id": row["id"], "content": row["content"]}
+            thinking.append(part)
         elif row["role"] == "tool":
             for message in messages:
                 for part in message["parts"]:
                     if part["type"] == "tool-call" and part["id"] == row["toolCallId"]:
-                        _settle(message, part, row["content"], row.get("error"))
+                        _settle(message, part, row["content"], row.get("error"), row["id"])
                         break
         else:
             message = {"id": row["id"], "role": row["role"], "parts": [*thinking, *_row_parts(row)]}
@@ -355,11 +362,17 @@ def _row_parts(row: Any) -> list[Part]:
     return parts
 
 
-def _settle(owner: Message, call: Part, content: str, error: str | None) -> None:
+def _settle(owner: Message, call: Part, content: str, error: str | None, row_id: str) -> None:
     state = "complete" if error is None else "error"
     call["state"] = state
     call["output"] = _parsed(content) if _parsed(content) is not None else content
-    result = {"type": "tool-result", "toolCallId": call["id"], "content": content, "state": state}
+    result = {
+        "type": "tool-result",
+        "id": row_id,
+        "toolCallId": call["id"],
+        "content": content,
+        "state": state,
+    }
     if error is not None:
         result["error"] = error
     parts: list[Part] = owner["parts"]
@@ -370,12 +383,12 @@ def _settle(owner: Message, call: Part, content: str, error: str | None) -> None
     parts.append(result)
 
 
-def _extend(message: Message, kind: str, delta: str) -> None:
+def _extend(message: Message, kind: str, delta: str, row_id: str | None = None) -> None:
     parts: list[Part] = message["parts"]
-    if not parts or parts[-1]["type"] != kind:
+    if not parts or parts[-1]["type"] != kind or parts[-1].get("id") != row_id:
         if not delta:
             return
-        parts.append({"type": kind, "content": ""})
+        parts.append({"type": kind, "content": "", **({"id": row_id} if row_id else {})})
     parts[-1]["content"] += delta
 
 
