@@ -71,6 +71,10 @@ class SqlBackend(Backend):
         self._owned = owned
         self._sql = statements_for(tables_for(schema))
 
+    def setup_script(self) -> str | None:
+        """The migrations as SQL, from the first to the newest."""
+        return setup.migration_sql(self.dialect, self._schema)
+
     def _clone(self) -> Self:
         return type(self)(
             self._runner,
