@@ -1,0 +1,265 @@
+"""A chat that survives its server: what is streamed is compared with what comes back.
+
+    python examples/demo.py
+
+Starts ``scripted_server.py`` (another process) on a new SQLite file, talks to it over HTTP as a
+browser would, kills it with SIGKILL in the middle of an answer, starts it again and reloads with
+a fresh client. Prints what was posted, streamed, stored and what came back. The exit code is 0
+only if what came back equals what was streamed, field by field.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from chatkeep import open_persistence
+from chatkeep.stores import ThreadView, ViewQuery
+from chatkeep.testkit.client import comparable
+from chatkeep.testkit.tab import Exchange, Tab, user_message
+
+SERVER = Path(__file__).with_name("scripted_server.py")
+THREAD = "demo"
+LEASE_MS = 1_500
+TURNS = (
+    ("a plain answer", "Hello there"),
+    ("a server tool", "SCENARIO:server-tool"),
+    ("a tool that fails", "SCENARIO:server-tool-error"),
+    ("an answer with reasoning", "SCENARIO:reasoning"),
+    ("a run that breaks off", "SCENARIO:error"),
+)
+SLOW = 'SCENARIO:slow {"chunks": 60, "delayMs": 50}'
+
+
+class Timeline:
+    """Lines with the seconds since the start, and the verdicts."""
+
+    def __init__(self) -> None:
+        self.start = time.monotonic()
+        self.failures = 0
+
+    def say(self, who: str, what: str) -> None:
+        print(f"{time.monotonic() - self.start:7.2f} s  {who:<9} {what}", flush=True)
+
+    def head(self, title: str) -> None:
+        print(f"\n          -- {title}", flush=True)
+
+    def check(self, what: str, ok: bool) -> None:
+        self.failures += not ok
+        self.say("equal" if ok else "DIFFERENT", what)
+
+
+class Server:
+    """The chat server, a process of its own."""
+
+    def __init__(self, store: str, timeline: Timeline) -> None:
+        self.store = store
+        self.timeline = timeline
+        self.process: subprocess.Popen[str] | None = None
+        self.url = ""
+
+    def start(self) -> None:
+        command = [sys.executable, str(SERVER), "--port", "0", "--store", self.store]
+        command += ["--drafts", "--draft-ms", "100", "--lease-ms", str(LEASE_MS)]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        line = self.process.stdout.readline() if self.process.stdout else ""
+        if not line.startswith("ready "):
+            raise SystemExit(f"the server did not start (exit code {self.process.wait()})")
+        self.url = line.split()[1]
+        self.timeline.say("server", f"process {self.process.pid} serves {self.url}")
+
+    def stop(self, how: signal.Signals) -> None:
+        if self.process is not None:
+            self.process.send_signal(how)
+            code = self.process.wait(20)
+            self.timeline.say("server", f"process {self.process.pid}: {how.name}, exit code {code}")
+            self.process = None
+
+
+def short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def describe(message: dict[str, Any]) -> str:
+    """One line of a message, as a page shows it."""
+    parts: list[str] = []
+    for part in message["parts"]:
+        match part["type"]:
+            case "text":
+                parts.append(repr(short(part["content"])))
+            case "thinking":
+                parts.append(f"(thinking {part['content']!r})")
+            case "tool-call":
+                parts.append(f"{part['name']}({part['arguments']}) {part['state']}")
+            case _:
+                parts.append(f"-> {short(part.get('content'))}")
+    return f"{message['role']:<9} {message['id'][:12]}  {' '.join(parts) or '(nothing)'}"
+
+
+def streamed(timeline: Timeline, exchange: Exchange, tab: Tab) -> None:
+    counts = Counter(exchange.types)
+    timeline.say("streamed", " ".join(f"{t}*{n}" if n > 1 else t for t, n in counts.items()))
+    last_user = max(i for i, m in enumerate(tab.messages) if m["role"] == "user")
+    for message in tab.messages[last_user + 1 :]:
+        timeline.say("shown", describe(message))
+    error = exchange.terminal
+    if error is not None and error["type"] == "RUN_ERROR":
+        timeline.say("", f"the run failed: {error['message']}")
+
+
+async def stored(timeline: Timeline, store: str) -> None:
+    """What is in the database: read past server and client."""
+    view = await look(store)
+    statuses = ", ".join(f"{n} {s}" for s, n in Counter(run.status for run in view.runs).items())
+    timeline.say("stored", f"{len(view.messages)} messages, {len(view.runs)} runs: {statuses}")
+
+
+async def look(store: str) -> ThreadView:
+    async with open_persistence(store) as persistence:
+        return await persistence.backends[0].read_view(THREAD, ViewQuery(runs="all"))
+
+
+def compare(timeline: Timeline, live: list[dict[str, Any]], back: list[dict[str, Any]]) -> None:
+    """Every field of every message that was on the page, against what was hydrated."""
+    want, got = comparable(live), comparable(back)
+    timeline.check(f"{len(want)} messages in the same order", len(want) == len(got))
+    for shown, loaded in zip(want, got, strict=False):
+        paths = list(differences(shown, loaded, ""))
+        timeline.check(describe(shown), not paths)
+        for path in paths:
+            timeline.say("", f"  {path}")
+
+
+def differences(a: Any, b: Any, path: str) -> list[str]:
+    if isinstance(a, dict) and isinstance(b, dict):
+        keys = sorted({*a, *b})
+        lack = "(absent)"
+        return [d for k in keys for d in differences(a.get(k, lack), b.get(k, lack), f"{path}.{k}")]
+    if isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
+        return [d for i in range(len(a)) for d in differences(a[i], b[i], f"{path}[{i}]")]
+    return [] if type(a) is type(b) and a == b else [f"{path}: streamed {a!r}, came back {b!r}"]
+
+
+async def talk(timeline: Timeline, tab: Tab, store: str) -> None:
+    """The turns of one user in one tab."""
+    for title, text in TURNS:
+        timeline.head(title)
+        timeline.say("posted", text)
+        streamed(timeline, await tab.send(text), tab)
+    timeline.head("the same question again: regenerate")
+    await tab.send("Hello again")
+    before = tab.messages[-1]["id"]
+    timeline.say("posted", f"everything but the answer {before[:12]}")
+    streamed(timeline, await tab.regenerate(), tab)
+    timeline.check("the answer is a new one", tab.messages[-1]["id"] != before)
+    await stored(timeline, store)
+
+
+async def killed(timeline: Timeline, tab: Tab, server: Server) -> None:
+    """Post a slow turn and kill the server while it streams."""
+    timeline.head("kill -9 in the middle of an answer")
+    timeline.say("posted", SLOW)
+    tab.messages.append(user_message(SLOW))
+    types: list[str] = []
+    try:
+        async for exchange in tab.stream(tab.body()):
+            types = exchange.types
+            if server.process is not None and len(tab.text.split()) >= 25:
+                server.stop(signal.SIGKILL)
+    except httpx.TransportError as error:
+        timeline.say("streamed", f"{tab.text.count('w')} words, then {type(error).__name__}")
+    timeline.check("the stream has no terminal event", not {"RUN_FINISHED", "RUN_ERROR"} & {*types})
+
+
+async def settled(timeline: Timeline, tab: Tab, store: str) -> None:
+    """Reload until the dead server's run is over: its lease runs out, then it is swept."""
+    deadline = time.monotonic() + 30
+    if (await tab.load())["activeRun"] is not None:
+        timeline.say("reload", "the run still counts as active, until its lease runs out")
+    while tab.hydrated["activeRun"] or any(r.status == "running" for r in (await look(store)).runs):
+        if time.monotonic() > deadline:
+            raise SystemExit("the dead run stayed active")
+        await asyncio.sleep(0.1)
+        await tab.load()
+    await tab.load()
+    timeline.say("reload", f"{len(tab.messages)} messages, no active run")
+
+
+async def demo(timeline: Timeline, folder: Path) -> None:
+    store = f"sqlite:///{folder / 'chat.db'}"
+    server = Server(store, timeline)
+    try:
+        server.start()
+        async with httpx.AsyncClient(timeout=30) as http:
+            tab = Tab(http, server.url, THREAD)
+            await tab.load()
+            await talk(timeline, tab, store)
+            await killed(timeline, tab, server)
+        live = tab.messages
+        timeline.head("start again, reload in a fresh client")
+        await stored(timeline, store)
+        server.start()
+        async with httpx.AsyncClient(timeout=30) as http:
+            fresh = Tab(http, server.url, THREAD)
+            await settled(timeline, fresh, store)
+            await stored(timeline, store)
+            timeline.head("what came back, against what was streamed")
+            cut = live[-1]
+            compare(timeline, live[:-1], fresh.messages[:-1])
+            compare_cut(timeline, cut, fresh.messages[-1])
+            timeline.head("the conversation goes on")
+            timeline.say("posted", "Still there?")
+            streamed(timeline, await fresh.send("Still there?"), fresh)
+            again = Tab(http, server.url, THREAD)
+            await again.load()
+            compare(timeline, fresh.messages[-2:], again.messages[-2:])
+            await stored(timeline, store)
+        server.stop(signal.SIGTERM)
+    finally:
+        server.stop(signal.SIGKILL)
+
+
+def compare_cut(timeline: Timeline, live: dict[str, Any], back: dict[str, Any]) -> None:
+    """The answer that the kill cut off: the same message, as far as it had been saved."""
+    shown = "".join(p["content"] for p in live["parts"] if p["type"] == "text")
+    kept = "".join(p["content"] for p in back["parts"] if p["type"] == "text")
+    reason = back.get("metadata", {}).get("tanstack", {}).get("stopReason")
+    timeline.say("cut off", f"streamed {len(shown.split())} words, {len(kept.split())} were saved")
+    timeline.check(f"its id {back['id'][:12]}", back["id"] == live["id"])
+    timeline.check(
+        "its text is the beginning of what streamed", shown.startswith(kept) and kept != ""
+    )
+    timeline.check(f"it says that it is not whole (stopReason {reason!r})", reason == "error")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="A chat that survives its server.")
+    parser.add_argument("--keep", type=Path, help="folder for the database; default: a new one")
+    options = parser.parse_args()
+    timeline = Timeline()
+    if options.keep is not None:
+        options.keep.mkdir(parents=True, exist_ok=True)
+        asyncio.run(demo(timeline, options.keep))
+    else:
+        with tempfile.TemporaryDirectory(prefix="chatkeep-demo-") as folder:
+            asyncio.run(demo(timeline, Path(folder)))
+    verdict = (
+        "everything came back" if not timeline.failures else f"{timeline.failures} differences"
+    )
+    print(f"\n{verdict}")
+    sys.exit(1 if timeline.failures else 0)
+
+
+if __name__ == "__main__":
+    main()
