@@ -15,6 +15,7 @@ from ag_ui.core import (
     TextMessageEndEvent,
     TextMessageStartEvent,
 )
+
 from chatkeep.backends import Persistence
 from chatkeep.engine import chat
 from chatkeep.engine.adapter import ModelRequest, model_finished
@@ -142,6 +143,11 @@ class Lab:
             ViewQuery(messages="none", run_id=run_id, runs="none", interrupts="none"),
         )
         return view.run
+
+    async def until(self, ready: Callable[[], bool]) -> None:
+        """Wait until ``ready``; the test's own timeout ends a wait for nothing."""
+        while not ready():  # noqa: ASYNC110 - what is waited for sets no event
+            await asyncio.sleep(0.001)
 
     async def fill(self, *messages: dict[str, Any]) -> None:
         assert self.persistence.stores.messages is not None

@@ -113,6 +113,7 @@ class _Reader:
         self._backend = layout.backend("messages")
         self._state = _State()
         self._seen = 0
+        self._newest = 0
         self._timings: dict[str, RunRecord] = {}
 
     async def body(self, *, include_runs: bool) -> dict[str, Any]:
@@ -188,10 +189,7 @@ class _Reader:
 
     @property
     def _read_before(self) -> int | None:
-        if self._cursor is None:
-            return None
-        # Activity rows right before the cursor's message may be left: read it with them.
-        return self._cursor.number + (1 if self._cursor.activities else 0)
+        return None if self._cursor is None else self._cursor.number
 
     def _take(self, view: ThreadView, served: set[StoreKey]) -> None:
         state = self._state
@@ -203,6 +201,7 @@ class _Reader:
             state.activities = view.activities
 
     def _rows_of(self, view: ThreadView) -> _Rows:
+        self._newest = view.newest
         return _Rows(view.messages, view.numbers, from_start=not view.truncated)
 
     async def _foreign_rows(self) -> _Rows:
@@ -325,8 +324,15 @@ class _Reader:
             rows = await self._older(self._backend, rows)
         shown = self._visible(rows)
         groups, _ = group_rows(shown.messages, shown.numbers, from_start=True)
-        units = _interleaved(units_of(groups, self._draft_ui(rows)), self._state.activities)
         cursor = self._cursor
+        to_the_end = cursor is None or cursor.number > self._newest
+        end = self._newest + 1 if cursor is None else cursor.number
+        units = _interleaved(
+            units_of(groups, self._draft_ui(rows)),
+            self._state.activities,
+            end=end,
+            to_the_end=to_the_end,
+        )
         if cursor is not None:
             units = [unit for unit in units if _is_before(unit.cursor, cursor)]
         return newest_units(units, self._size or MAX_PAGE, more=False)
@@ -424,20 +430,33 @@ def _shown(page: Page) -> _TextPage:
     return _TextPage(page.ui, None if page.cursor is None else str(page.cursor))
 
 
-def _interleaved(units: Sequence[Unit], activities: Sequence[ActivityRecord]) -> list[Unit]:
-    """Activity rows as units of their own, at their positions among the UI messages."""
+def _interleaved(
+    units: Sequence[Unit], activities: Sequence[ActivityRecord], *, end: int, to_the_end: bool
+) -> list[Unit]:
+    """Activity rows as units of their own, at their positions among the UI messages.
+
+    ``units`` are those of the messages numbered below ``end``; ``to_the_end``: there are no
+    others. Rows that stand behind a message from ``end`` on are left out.
+    """
     out: list[Unit] = []
     waiting = sorted(activities, key=lambda record: record.index)
     position = 0
-    last = units[-1].cursor.number + 1 if units else 1
     for unit in units:
-        due = [record for record in waiting if record.index <= position]
-        waiting = waiting[len(due) :]
+        due = _due(waiting, position)
+        del waiting[: len(due)]
         out.extend(_activity_units(due, unit.cursor.number))
         out.append(unit)
         position += len(due) + len(unit.ui)
-    out.extend(_activity_units(waiting, last))
+    out.extend(_activity_units(waiting if to_the_end else _due(waiting, position), end))
     return out
+
+
+def _due(waiting: Sequence[ActivityRecord], position: int) -> list[ActivityRecord]:
+    """The rows that stand at ``position``: each one moves the place by one."""
+    count = 0
+    while count < len(waiting) and waiting[count].index <= position + count:
+        count += 1
+    return list(waiting[:count])
 
 
 def _activity_units(records: Sequence[ActivityRecord], number: int) -> list[Unit]:
