@@ -14,11 +14,11 @@ import random
 import re
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
-import orjson
-
 from chatkeep._bag import Stores
+from chatkeep._saved import Known, json_of, known_list, top_level_nones
 from chatkeep.codec import JsonValue, digest, encode
 from chatkeep.errors import InterruptConflict, InvalidValue, RunConflict, ThreadConflict
 from chatkeep.records import (
@@ -44,6 +44,7 @@ from chatkeep.stores import (
     SpliceResult,
     Transcript,
     TurnCommit,
+    TurnReceipt,
     VersionedValue,
     ViewQuery,
 )
@@ -62,6 +63,7 @@ __all__ = [
 
 _BODIES = ViewQuery(messages="bodies", runs="none", interrupts="none")
 _NUMBERS = ViewQuery(messages="numbers", runs="none", interrupts="none")
+_REVISION = ViewQuery(messages="none", runs="none", interrupts="none")
 _DIGESTS = ViewQuery(messages="digests", runs="none", interrupts="none")
 _ACTIVITIES = ViewQuery(messages="none", runs="none", interrupts="none", activities=True)
 _ACTIVE_RUNS = ViewQuery(messages="none", runs="active", interrupts="none")
@@ -101,38 +103,43 @@ class MessagesFacade(_Facade):
 
     async def load_thread(self, thread_id: str) -> list[ModelMessage]:
         """See :class:`~chatkeep.stores.MessageStore`."""
-        return (await self.backend.read_view(thread_id, _BODIES)).messages
+        return (await self.load_transcript(thread_id)).messages
 
     async def save_thread(
         self, thread_id: str, messages: Sequence[ModelMessage], *, archive: bool = True
     ) -> None:
         """See :class:`~chatkeep.stores.MessageStore`.
 
-        Reads the digests of what is stored, keeps the common prefix and splices the rest; on
-        a conflict it reads again, until the backend's timeout. Equal lists write nothing.
+        Where this process knows what is stored and the list begins with it, the rest is
+        spliced on at once. Else the digests of what is stored are read, the common prefix is
+        kept and the rest spliced; on a conflict again, until the backend's timeout. Equal
+        lists write nothing.
 
         Raises:
             InvalidValue: a message that cannot be stored.
             ThreadConflict: other writers won until the timeout ran out.
         """
-        wanted = _Digests(messages)
+        rows = list(messages)
+        if await self._save_behind_known(thread_id, rows, archive=archive):
+            return
+        wanted = _Digests(rows)
         deadline = time.monotonic() + (self.backend.timeout or math.inf)
         attempt = 0
         while True:
             view = await self.backend.read_view(thread_id, _DIGESTS)
             same = wanted.common_prefix(view.digests)
-            if same == len(view.digests) == len(wanted.messages):
+            if same == len(view.digests) == len(rows):
+                self._remember(thread_id, known_list(rows, view.revision, view.newest))
                 return
             splice = Splice(
                 keep_through=view.numbers[same - 1] if same else 0,
-                tail=wanted.messages[same:],
+                tail=rows[same:],
                 expected=view.revision,
                 archive=archive,
             )
+            known = known_list(rows, view.revision, view.newest)
             try:
-                await self.backend.commit_turn(_commit(thread_id, splice=splice))
-            except InvalidValue as error:
-                raise _of_list(error, "messages", same) from error
+                await self._splice(thread_id, splice, "messages", same, known)
             except ThreadConflict:
                 pause = 0.002 * 2 ** min(attempt, 6) * (0.5 + random.random())
                 attempt += 1
@@ -142,9 +149,50 @@ class MessagesFacade(_Facade):
             else:
                 return
 
+    async def _save_behind_known(
+        self, thread_id: str, rows: list[ModelMessage], *, archive: bool
+    ) -> bool:
+        """Save what stands behind the list that is known to be stored; whether that was all."""
+        known = self.backend.fingerprints.get(self.backend.scope, thread_id)
+        if known is None or not known.starts(rows):
+            return False
+        if len(rows) == known.count:
+            return (await self.backend.read_view(thread_id, _REVISION)).revision == known.revision
+        splice = Splice(
+            keep_through=known.newest,
+            tail=rows[known.count :],
+            expected=known.revision,
+            archive=archive,
+        )
+        grown = known.grown(rows, known.revision, known.newest)
+        try:
+            await self._splice(thread_id, splice, "messages", known.count, grown)
+        except ThreadConflict:
+            return False
+        return True
+
+    async def _splice(
+        self, thread_id: str, splice: Splice, name: str, offset: int, known: Known | None
+    ) -> TurnReceipt:
+        """Commit a splice; ``known`` (of the whole list, taken before) is remembered as what
+        is stored then. ``name`` and ``offset`` say where the tail stands for the caller."""
+        self._remember(thread_id, None)
+        try:
+            receipt = await self.backend.commit_turn(_commit(thread_id, splice=splice))
+        except InvalidValue as error:
+            raise _of_list(error, name, offset) from error
+        if known is not None:
+            known = replace(known, revision=receipt.revision, newest=receipt.newest)
+            self._remember(thread_id, known)
+        return receipt
+
+    def _remember(self, thread_id: str, known: Known | None) -> None:
+        self.backend.fingerprints.put(self.backend.scope, thread_id, known)
+
     async def load_transcript(self, thread_id: str) -> Transcript:
         """See :class:`~chatkeep.stores.RevisionedMessages`."""
         view = await self.backend.read_view(thread_id, _BODIES)
+        self._remember(thread_id, known_list(view.messages, view.revision, view.newest))
         return Transcript(messages=view.messages, numbers=view.numbers, revision=view.revision)
 
     async def splice_thread(
@@ -170,10 +218,7 @@ class MessagesFacade(_Facade):
             expected=expected,
             archive=archive,
         )
-        try:
-            receipt = await self.backend.commit_turn(_commit(thread_id, splice=splice))
-        except InvalidValue as error:
-            raise _of_list(error, "tail", 0) from error
+        receipt = await self._splice(thread_id, splice, "tail", 0, None)
         return SpliceResult(revision=receipt.revision, numbers=receipt.numbers)
 
     async def load_page(
@@ -209,20 +254,13 @@ class MessagesFacade(_Facade):
         return await self.backend.purge_cuts(thread_id, before=before)
 
 
-_STRICT = (
-    orjson.OPT_PASSTHROUGH_DATACLASS
-    | orjson.OPT_PASSTHROUGH_DATETIME
-    | orjson.OPT_PASSTHROUGH_SUBCLASS
-)
-
-
 class _Digests:
     """The digests of a list of messages, each worked out once and only when asked for."""
 
     __slots__ = ("_known", "messages")
 
-    def __init__(self, messages: Sequence[ModelMessage]) -> None:
-        self.messages = list(messages)
+    def __init__(self, messages: list[ModelMessage]) -> None:
+        self.messages = messages
         self._known: list[bytes] = []
 
     def common_prefix(self, stored: Sequence[bytes]) -> int:
@@ -243,20 +281,13 @@ def _digest_of(message: ModelMessage, index: int) -> bytes:
     lets pass is NaN (as null), so a null that is no top-level None takes the long way; too
     deep a nesting gives a digest that nothing stored can have.
     """
-    try:
-        body = orjson.dumps(message, option=_STRICT)
-    except (TypeError, RecursionError):
+    body = json_of(message)
+    if body is None:
         return digest(encode(message, f"messages[{index}]"))
     nulls = body.count(b"null")
-    if nulls and nulls != _top_level_nones(message):
+    if nulls and nulls != top_level_nones(message):
         return digest(encode(message, f"messages[{index}]"))
     return digest(body)
-
-
-def _top_level_nones(message: Any) -> int:
-    if not isinstance(message, dict):
-        return -1
-    return sum(value is None for value in cast("dict[str, Any]", message).values())
 
 
 def _of_list(error: InvalidValue, name: str, offset: int) -> InvalidValue:

@@ -28,6 +28,7 @@ from urllib.parse import urlsplit
 
 from chatkeep._bag import Persistence, Stores
 from chatkeep._facade import build_stores
+from chatkeep._saved import Fingerprints
 from chatkeep.codec import JsonValue
 from chatkeep.errors import (
     BackendUnavailable,
@@ -99,6 +100,11 @@ class Backend(abc.ABC):
         return self._timeout
 
     @property
+    def fingerprints(self) -> Fingerprints:
+        """What this process knows of transcripts; shared by all handles."""
+        return self._shared.fingerprints
+
+    @property
     def resource(self) -> object:
         """What two handles of one backend have in common, whatever their scope."""
         return self._shared
@@ -132,6 +138,11 @@ class Backend(abc.ABC):
         """Create what is missing (tables, indexes); safe when many processes race.
         For SQL: run the migrations."""
         await self._call(self._setup, opened=False)
+
+    def setup_script(self) -> str | None:
+        """What :meth:`setup` would run on an empty database, for review; None: nothing that
+        could be read."""
+        return None
 
     async def check_schema(self) -> None:
         """Verify that the stored layout is the one this package reads.
@@ -433,9 +444,10 @@ class Backend(abc.ABC):
 class _Shared:
     """State that all handles of one backend share."""
 
-    __slots__ = ("closed", "lock", "opened")
+    __slots__ = ("closed", "fingerprints", "lock", "opened")
 
     def __init__(self) -> None:
+        self.fingerprints = Fingerprints()
         self.closed = False
         self.opened = False
         self.lock = asyncio.Lock()

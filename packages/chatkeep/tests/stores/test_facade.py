@@ -22,8 +22,10 @@ from chatkeep import (
     Persistence,
     RunConflict,
     RunPatch,
+    Scope,
     ThreadConflict,
     codec,
+    memory_persistence,
 )
 from chatkeep._facade import _digest_of
 from chatkeep.stores import NO_THREAD, Splice, TurnCommit, TurnReceipt, ViewQuery
@@ -32,12 +34,17 @@ pytestmark = pytest.mark.anyio
 
 
 class Probe(MemoryBackend):
-    """A memory backend that counts commits, and can be disturbed before each."""
+    """A memory backend that counts reads and commits, and can be disturbed before a commit."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.commits: list[TurnCommit] = []
+        self.reads: list[str] = []
         self.before_commit: Any = None
+
+    async def _read_view(self, thread_id: str, query: ViewQuery) -> Any:
+        self.reads.append(query.messages)
+        return await super()._read_view(thread_id, query)
 
     async def _commit_turn(self, commit: TurnCommit) -> TurnReceipt:
         self.commits.append(commit)
@@ -202,6 +209,97 @@ plain = st.recursive(
 @given(st.dictionaries(st.text(), plain, max_size=4))
 def test_the_quick_digest_never_differs_from_the_codecs(message: dict[str, Any]) -> None:
     test_the_quick_digest_is_that_of_the_codec_or_refuses_like_it(message)
+
+
+# ------------------------------------------------- saving what this process has seen
+
+
+@pytest.mark.parametrize("seen", ["saved", "loaded"])
+async def test_an_end_added_to_a_list_seen_before_is_one_commit_without_a_read(
+    probe: Probe, seen: str
+) -> None:
+    store = probe.persistence().stores.messages
+    rows = [user("a", "1"), {"role": "assistant", "content": None}]
+    await store.save_thread("t", rows)
+    if seen == "loaded":
+        probe.fingerprints.put(probe.scope, "t", None)
+        rows = await store.load_thread("t")
+    probe.reads.clear()
+    probe.commits.clear()
+    for n in range(70):
+        rows = [*copy.deepcopy(rows), user(f"n{n}")]
+        await store.save_thread("t", rows)
+    assert probe.reads == []
+    assert [len(commit.splice.tail) for commit in probe.commits] == [1] * 70
+    assert await store.load_thread("t") == rows
+
+
+async def test_an_unchanged_list_seen_before_reads_the_revision_and_no_digest(
+    probe: Probe,
+) -> None:
+    store = probe.persistence().stores.messages
+    await store.save_thread("t", [user("a"), user("b")])
+    probe.reads.clear()
+    await store.save_thread("t", [user("a"), user("b")])
+    assert (probe.reads, len(probe.commits)) == (["none"], 1)
+
+
+async def test_an_unchanged_list_overwrites_what_others_wrote_meanwhile(probe: Probe) -> None:
+    store = probe.persistence().stores.messages
+    rows = [user("a", "1")]
+    await store.save_thread("t", rows)
+    splice = Splice(keep_through=1, tail=[user("theirs", "2")])
+    await probe.commit_turn(TurnCommit(commit_id="x", thread_id="t", splice=splice))
+    await store.save_thread("t", rows)
+    assert await store.load_thread("t") == rows
+    await probe.commit_turn(TurnCommit(commit_id="y", thread_id="t", splice=splice))
+    await store.save_thread("t", [*rows, user("mine", "3")])
+    assert await store.load_thread("t") == [*rows, user("mine", "3")]
+    assert [cut.message_ids for cut in await store.list_cuts("t")] == [["2"], ["2"]]
+
+
+async def test_a_deleted_thread_is_saved_whole_again(probe: Probe) -> None:
+    store = probe.persistence().stores.messages
+    rows = [user("a"), user("b")]
+    await store.save_thread("t", rows)
+    await probe.delete_thread("t")
+    await store.save_thread("t", rows)
+    assert await store.load_thread("t") == rows
+    await probe.delete_thread("t")
+    await store.save_thread("t", [*rows, user("c")])
+    assert await store.load_thread("t") == [*rows, user("c")]
+
+
+async def test_what_a_scope_has_seen_says_nothing_about_another(probe: Probe) -> None:
+    rows = [user("a"), user("b")]
+    await probe.persistence().stores.messages.save_thread("t", rows)
+    other = probe.persistence().scoped(Scope(tenant_id="x")).stores.messages
+    await other.save_thread("t", rows)
+    assert await other.load_thread("t") == rows
+
+
+values = st.none() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
+lists = st.lists(st.dictionaries(st.sampled_from("abc"), values, max_size=3), max_size=5)
+
+
+@settings(max_examples=100)
+@given(st.lists(st.tuples(lists, st.integers(0, 5)), max_size=8))
+def test_any_sequence_of_saves_leaves_the_last_list(steps: Any) -> None:
+    async def run() -> None:
+        store = memory_persistence().stores.messages
+        rows: list[Any] = []
+        for tail, keep in steps:
+            rows = copy.deepcopy(rows[:keep]) + tail
+            await store.save_thread("t", rows)
+            assert await store.load_transcript("t") == await store.load_transcript("t")
+            stored = await store.load_thread("t")
+            assert codec.encode(stored) == codec.encode(rows)
+            if rows and rows[0]:
+                rows[0]["a"] = len(rows)
+                await store.save_thread("t", rows)
+                assert codec.encode(await store.load_thread("t")) == codec.encode(rows)
+
+    asyncio.run(run())
 
 
 # ---------------------------------------------------------------- revisions and windows
