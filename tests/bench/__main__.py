@@ -146,7 +146,7 @@ async def _saves(field: Field, sizes: Sequence[int]) -> Targets:
 
 
 async def _many(field: Field) -> Targets:
-    rates = {c.name: await concurrent_turns(c) for c in field.contenders}
+    rates = await concurrent_turns(field.contenders)
     best = max(rates.values())
     table(
         "turns per second, 32 conversations at once (N=1000)",
@@ -188,7 +188,7 @@ async def main(databases: Sequence[str], sizes: Sequence[int], rounds: int) -> N
     begin = time.monotonic()
     print(
         f"Python {platform.python_version()}, {os.cpu_count()} cores, {platform.system()}; "
-        f"{rounds} rounds, medians; messages of about 1 KB, a third of them tool calls"
+        f"{rounds} rounds, lower quartiles; messages of about 1 KB, a third of them tool calls"
     )
     targets: Targets = []
     for name in databases:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -57,23 +57,29 @@ async def memory() -> AsyncIterator[Field]:
 
 @asynccontextmanager
 async def sqlite() -> AsyncIterator[Field]:
-    """A file in the temporary directory."""
+    """Files in the temporary directory, once as durable as our default and once as fast as
+    many peers' default."""
+    ours: list[tuple[Chatkeep, Floor | None]] = []
     with tempfile.TemporaryDirectory(prefix="chatkeep-bench-") as folder:
-        path = Path(folder)
-        reference = RefAiosqlite(path / "reference.db")
-        await reference.open()
-        async with sqlite_persistence(path / "chatkeep.db") as persistence:
-            await persistence.migrate()
-            ours = Chatkeep("chatkeep sqlite", persistence.backends[0])
-            floor = Floor(reference)
+        async with AsyncExitStack() as stack:
+            for synchronous in ("FULL", "NORMAL"):
+                path = Path(folder) / synchronous
+                reference = RefAiosqlite(path.with_suffix(".reference"), synchronous)
+                await reference.open()
+                stack.push_async_callback(reference.close)
+                persistence = await stack.enter_async_context(
+                    sqlite_persistence(path, synchronous=synchronous)
+                )
+                await persistence.migrate()
+                name = f"chatkeep sqlite {synchronous}"
+                ours.append((Chatkeep(name, persistence.backends[0]), Floor(reference)))
             yield Field(
                 title="SQLite",
-                settings=await _pragmas(path / "chatkeep.db"),
-                ours=[(ours, floor)],
+                settings={**await _pragmas(path), "default synchronous": "FULL"},
+                ours=ours,
                 written=written_by_process,
                 written_is="bytes written to files by this process",
             )
-        await reference.close()
 
 
 async def _pragmas(path: Path) -> dict[str, str]:

@@ -120,19 +120,19 @@ class RefCore(Reference):
 
 
 class RefAiosqlite(Reference):
-    """aiosqlite, WAL, synchronous NORMAL, one connection."""
+    """aiosqlite, write-ahead log, one connection."""
 
-    name = "ref aiosqlite"
-
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, synchronous: str) -> None:
         super().__init__()
+        self.name = f"ref aiosqlite {synchronous}"  # type: ignore[misc]
+        self._synchronous = synchronous
         self._path = path
         self._lock = asyncio.Lock()
 
     async def open(self) -> None:
         self._connection = await aiosqlite.connect(self._path, isolation_level=None)
         await self._connection.execute("pragma journal_mode = wal")
-        await self._connection.execute("pragma synchronous = normal")
+        await self._connection.execute(f"pragma synchronous = {self._synchronous}")
         await self._connection.execute(_TABLE)
 
     async def close(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import statistics
 import time
 from collections.abc import AsyncIterator, Sequence
 
@@ -19,6 +18,7 @@ from ag_ui.core import (
 
 from bench.contenders import Chatkeep
 from bench.data import answer, history, question
+from bench.measure import lower_quartile
 from chatkeep.engine import ModelRequest, chat, model_finished, tool
 from chatkeep.persistence import with_persistence
 from chatkeep.records import ModelMessage
@@ -84,7 +84,7 @@ async def _turn(contender: Chatkeep | None, thread: str, run: str, asked: ModelM
 async def chat_turns(
     contender: Chatkeep | None, sizes: Sequence[int], rounds: int
 ) -> dict[int, float]:
-    """Median ms of a whole turn over ``chat()``, loading included; without a contender that of
+    """ms of a whole turn over ``chat()``, loading included; without a contender that of
     the engine alone."""
     found: dict[int, float] = {}
     for size in sizes:
@@ -99,7 +99,7 @@ async def chat_turns(
             timed.append((time.perf_counter() - begin) * 1e3)
             if last != "RUN_FINISHED":
                 raise RuntimeError(f"a turn on {thread} ended with {last}")
-        found[size] = statistics.median(timed[2:])
+        found[size] = lower_quartile(timed[2:])
     return found
 
 
