@@ -30,7 +30,7 @@ EDITABLE = (
     "--editable", "packages/chatkeep-sql[sqlite,postgres,asyncpg]",
 )  # fmt: skip
 
-APART = ("docs", "packaging", "node", "bench")
+APART = ("docs", "packaging", "node")
 """Markers of tests that have a session of their own, whatever backend they use."""
 
 SUITES = {
