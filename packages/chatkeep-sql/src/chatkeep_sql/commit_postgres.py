@@ -10,29 +10,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from chatkeep.records import RunPatch, RunRecord
-from chatkeep.rules import patch_run, start_run
+from chatkeep.records import RunPatch
 from chatkeep.stores import NO_THREAD, RunStart, Splice, TurnReceipt
-from chatkeep_sql.commit_text import START_VALUES, CommitShape, commit_statement
+from chatkeep_sql.commit_text import CommitShape, commit_statement
 from chatkeep_sql.encoded import EncodedCommit, new_thread_values
 from chatkeep_sql.head import new_incarnation, version_name
 from chatkeep_sql.program import Program
-from chatkeep_sql.rows import run_from_row, run_key, run_values
+from chatkeep_sql.rows import patch_values, run_from_row, run_key, start_values
 from chatkeep_sql.schema import Tables
 
 __all__ = ["commit_postgres", "fits_one_statement"]
-
-_PATCH_COLUMNS: Mapping[str, tuple[str, ...]] = {
-    "status": ("status",),
-    "finished_at": ("finished_at",),
-    "error": ("error", "error_code"),
-    "usage": ("usage",),
-    "cancel_requested": ("cancel_requested",),
-    "detached_since": ("detached_since",),
-    "hide_from": ("hide_from",),
-    "lease": ("lease_token", "lease_until"),
-}
-"""Fields of a run with columns of their own; the others need the stored row to be read."""
 
 
 def fits_one_statement(encoded: EncodedCommit) -> bool:
@@ -43,11 +30,7 @@ def fits_one_statement(encoded: EncodedCommit) -> bool:
         return False
     if commit.answers and commit.claims:
         return False
-    if encoded.run_key is None and (commit.lease_token is not None or commit.claims):
-        return False
-    if isinstance(commit.run, RunPatch):
-        return not commit.run.extra and all(n in _PATCH_COLUMNS for n in commit.run.changes())
-    return True
+    return encoded.run_key is not None or (commit.lease_token is None and not commit.claims)
 
 
 def commit_postgres(tables: Tables, encoded: EncodedCommit) -> Program[TurnReceipt | None]:
@@ -57,7 +40,10 @@ def commit_postgres(tables: Tables, encoded: EncodedCommit) -> Program[TurnRecei
         InvalidValue: a part that cannot be stored; nothing was sent.
     """
     commit = encoded.commit
-    patch = _patched(encoded)
+    patch = patch_values(commit.run) if isinstance(commit.run, RunPatch) else {}
+    start = start_values(commit.run) if isinstance(commit.run, RunStart) else {}
+    if patch is None or start is None:
+        return None
     shape = CommitShape(
         splice=commit.splice is not None,
         expected=commit.splice is not None and commit.splice.expected is not None,
@@ -75,7 +61,7 @@ def commit_postgres(tables: Tables, encoded: EncodedCommit) -> Program[TurnRecei
         activities=commit.activities is not None,
         draft=commit.drop_draft and commit.run_id is not None,
     )
-    rows = yield commit_statement(tables, shape), _binds(encoded, shape, patch)
+    rows = yield commit_statement(tables, shape), _binds(encoded, shape, patch, start)
     if not rows:
         return None
     incarnation, version, transcript, newest, start, count, kept, created, *run_row = rows[0]
@@ -95,22 +81,12 @@ def commit_postgres(tables: Tables, encoded: EncodedCommit) -> Program[TurnRecei
 # -------------------------------------------------------------------------------- values
 
 
-def _patched(encoded: EncodedCommit) -> dict[str, Any]:
-    """The columns that a patch sets, judged by the same rules as anywhere."""
-    patch = encoded.commit.run
-    if not isinstance(patch, RunPatch):
-        return {}
-    example = RunRecord(
-        run_id=encoded.run_id or "",
-        thread_id=encoded.commit.thread_id,
-        status="running",
-        started_at=0,
-    )
-    values = run_values(patch_run(example, patch, holds_lease=False))
-    return {column: values[column] for name in patch.changes() for column in _PATCH_COLUMNS[name]}
-
-
-def _binds(encoded: EncodedCommit, shape: CommitShape, patch: Mapping[str, Any]) -> dict[str, Any]:
+def _binds(
+    encoded: EncodedCommit,
+    shape: CommitShape,
+    patch: Mapping[str, Any],
+    start: Mapping[str, Any],
+) -> dict[str, Any]:
     commit = encoded.commit
     splice = commit.splice or Splice(keep_through=0)
     binds: dict[str, Any] = {f"t_{name}": v for name, v in new_thread_values(encoded).items()}
@@ -134,7 +110,11 @@ def _binds(encoded: EncodedCommit, shape: CommitShape, patch: Mapping[str, Any])
             "bodies": [entry.body.decode() for entry in encoded.tail],
         }
     if isinstance(commit.run, RunStart):
-        binds |= _start_binds(encoded, commit.run)
+        parent = commit.run.parent_run_id
+        binds |= {f"s_{name}": value for name, value in start.items()}
+        binds["s_key"] = encoded.run_key
+        binds["s_parent_key"] = None if parent is None else run_key(encoded.scope, parent)
+        binds["lease_ms"] = commit.run.lease_ms
     if shape.interrupts:
         values = [row for _, row in encoded.interrupts]
         for name in ("key", "run_id", "interrupt_id", "requested_at", "payload", "extra"):
@@ -156,11 +136,3 @@ def _binds(encoded: EncodedCommit, shape: CommitShape, patch: Mapping[str, Any])
     if shape.draft and commit.run_id is not None:
         binds["draft_key"] = run_key(encoded.scope, commit.run_id)
     return binds
-
-
-def _start_binds(encoded: EncodedCommit, start: RunStart) -> dict[str, Any]:
-    values = run_values(start_run(None, encoded.commit.thread_id, start, 0))
-    parent = start.parent_run_id
-    values["key"] = encoded.run_key
-    values["parent_key"] = None if parent is None else run_key(encoded.scope, parent)
-    return {f"s_{name}": values[name] for name in START_VALUES} | {"lease_ms": start.lease_ms}

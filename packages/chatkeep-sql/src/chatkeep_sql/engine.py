@@ -15,10 +15,11 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from typing import Any, Protocol, TypeVar, cast
 
-from sqlalchemy import Executable
+from sqlalchemy import Connection, Engine, Executable
 from sqlalchemy.dialects import sqlite as sqlite_dialects
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.util import await_, greenlet_spawn
 
 from chatkeep_sql.errors import is_disconnect, may_run_again
 from chatkeep_sql.program import Parameters, Program, Rows
@@ -55,18 +56,29 @@ class Runner(Protocol):
 class PostgresRunner:
     """Runs programs on PostgreSQL, over psycopg or asyncpg.
 
-    ``in_transactions`` keeps single statements out of autocommit: behind a pooler that gives
-    every transaction another server connection, asyncpg's separate preparation of a statement
-    needs one around both.
+    Args:
+        engine: of this package or of the application.
+        autocommit: the engine's connections are in autocommit already.
+        in_transactions: keep single statements out of autocommit: behind a pooler that gives every
+            transaction another server connection, asyncpg's separate preparation of a
+            statement needs a transaction around both.
     """
 
-    def __init__(self, engine: AsyncEngine, *, in_transactions: bool = False) -> None:
+    def __init__(
+        self, engine: AsyncEngine, *, autocommit: bool = False, in_transactions: bool = False
+    ) -> None:
         self.engine = engine
-        self._single = engine.execution_options(
-            isolation_level="READ COMMITTED" if in_transactions else "AUTOCOMMIT"
-        )
-        self._multi = engine.execution_options(isolation_level="READ COMMITTED")
-        self._moment = engine.execution_options(isolation_level="REPEATABLE READ")
+        sync = engine.sync_engine
+        self._multi = sync.execution_options(isolation_level="READ COMMITTED")
+        self._moment = sync.execution_options(isolation_level="REPEATABLE READ")
+        self._single: Engine
+        if in_transactions:
+            self._single = self._multi
+        elif autocommit:
+            self._single = sync
+        else:
+            self._single = sync.execution_options(isolation_level="AUTOCOMMIT")
+        self._in_transactions = in_transactions
 
     async def once(self, make: Callable[[], Program[_T]]) -> _T:
         """In autocommit; a connection that had died meanwhile is replaced."""
@@ -79,29 +91,49 @@ class PostgresRunner:
 
     async def single(self, make: Callable[[], Program[_T]]) -> _T:
         """In autocommit, and never run again: for one statement that may write."""
-        async with self._single.connect() as connection:
-            result = await _drive(connection, make())
-            await connection.commit()
-            return result
+
+        def work() -> _T:
+            with self._single.connect() as connection:
+                result = _drive(connection, make())
+                if self._in_transactions:
+                    connection.commit()
+                return result
+
+        return await greenlet_spawn(work)
 
     async def snapshot(self, make: Callable[[], Program[_T]]) -> _T:
         """In a transaction that sees one moment throughout."""
-        async with self._moment.connect() as connection, connection.begin():
-            return await _drive(connection, make())
+
+        def work() -> _T:
+            with self._moment.begin() as connection:
+                return _drive(connection, make())
+
+        try:
+            return await greenlet_spawn(work)
+        except DBAPIError as error:
+            if not is_disconnect(error):
+                raise
+        return await greenlet_spawn(work)
 
     async def transaction(self, make: Callable[[], Program[_T]]) -> _T:
         """In a transaction. It is run again if it failed because of another writer, or lost its
         connection before it asked for the commit: nothing was written then."""
         attempt = 0
+        committing = False
+
+        def work() -> _T:
+            nonlocal committing
+            committing = False
+            with self._multi.connect() as connection, connection.begin() as scope:
+                result = _drive(connection, make())
+                committing = True
+                scope.commit()
+                return result
+
         while True:
             attempt += 1
-            committing = False
             try:
-                async with self._multi.connect() as connection, connection.begin() as scope:
-                    result = await _drive(connection, make())
-                    committing = True
-                    await scope.commit()
-                    return result
+                return await greenlet_spawn(work)
             except DBAPIError as error:
                 again = may_run_again(error) or (
                     is_disconnect(error) and not committing and attempt == 1
@@ -111,11 +143,11 @@ class PostgresRunner:
             await asyncio.sleep(0.002 * 2**attempt * random.random())
 
 
-async def _drive(connection: AsyncConnection, program: Program[_T]) -> _T:
+def _drive(connection: Connection, program: Program[_T]) -> _T:
     try:
         statement, parameters = next(program)
         while True:
-            result = await connection.execute(statement, cast("Any", parameters))
+            result = connection.execute(statement, cast("Any", parameters))
             rows: Rows = list(result.all()) if result.returns_rows else []
             statement, parameters = program.send(rows)
     except StopIteration as done:
@@ -143,7 +175,7 @@ class SqliteRunner:
 
     async def once(self, make: Callable[[], Program[_T]]) -> _T:
         """In one read transaction: a single moment."""
-        return await self._visit("BEGIN", make)
+        return await greenlet_spawn(self._visit, "BEGIN", make)
 
     async def snapshot(self, make: Callable[[], Program[_T]]) -> _T:
         """The same: every read of SQLite sees one moment."""
@@ -152,16 +184,18 @@ class SqliteRunner:
     async def transaction(self, make: Callable[[], Program[_T]]) -> _T:
         """In one immediate transaction."""
         async with self._writer:
-            return await self._visit("BEGIN IMMEDIATE", make)
+            return await greenlet_spawn(self._visit, "BEGIN IMMEDIATE", make)
 
-    async def _visit(self, begin: str, make: Callable[[], Program[_T]]) -> _T:
-        async with self.engine.connect() as connection:
-            raw = await connection.get_raw_connection()
-            driver: Any = raw.driver_connection
+    def _visit(self, begin: str, make: Callable[[], Program[_T]]) -> _T:
+        pooled = self.engine.sync_engine.raw_connection()
+        try:
+            driver: Any = pooled.driver_connection
             work = partial(_visit, begin=begin, make=make, patience=self._busy_timeout)
             # aiosqlite offers no public way to run a function in its thread; SQLAlchemy's own
             # dialect reaches into the same queue. A test fails if this way is ever closed.
-            return cast("_T", await driver._execute(_with_connection, driver, work))  # noqa: SLF001
+            return cast("_T", await_(driver._execute(_with_connection, driver, work)))  # noqa: SLF001
+        finally:
+            pooled.close()
 
 
 def _with_connection(driver: Any, work: Callable[[sqlite3.Connection], _T]) -> _T:

@@ -33,7 +33,7 @@ class Names:
 @lru_cache(maxsize=64)
 def names_of(tables: Tables) -> Names:
     """The names of ``tables``, as they stand in SQL text."""
-    preparer = PGDialect(paramstyle="named").identifier_preparer
+    preparer = PGDialect(paramstyle="named").identifier_preparer  # type: ignore[no-untyped-call]
 
     def name(table: Table) -> str:
         return preparer.format_table(table).replace(":", "\\:")

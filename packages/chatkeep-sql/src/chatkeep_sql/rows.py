@@ -12,10 +12,15 @@ from chatkeep.records import (
     ActivityRecord,
     DraftRecord,
     InterruptRecord,
+    Lease,
     ModelMessage,
+    RunError,
+    RunPatch,
     RunRecord,
+    is_run_status,
 )
 from chatkeep.scope import Scope, key_digest
+from chatkeep.stores import RunStart
 
 __all__ = [
     "INTERRUPT_COLUMNS",
@@ -27,9 +32,11 @@ __all__ = [
     "interrupt_key",
     "interrupt_values",
     "messages_from_bodies",
+    "patch_values",
     "run_from_row",
     "run_key",
     "run_values",
+    "start_values",
     "thread_key",
 ]
 
@@ -141,6 +148,61 @@ def run_values(run: RunRecord) -> dict[str, Any]:
         "usage": _optional(usage),
         "extra": _optional(data or None),
         "format": FORMAT_VERSION,
+    }
+
+
+def patch_values(patch: RunPatch) -> dict[str, Any] | None:
+    """The columns that ``patch`` sets; None if a field has no column of its own, or a value is
+    not plainly what it should be: then the rules of the core must judge.
+
+    Raises:
+        InvalidValue: a value that cannot be stored.
+    """
+    if patch.extra:
+        return None
+    values: dict[str, Any] = {}
+    for name, value in patch.changes().items():
+        match name:
+            case "status" if is_run_status(value):
+                values[name] = value
+            case "finished_at" | "detached_since" | "hide_from" if type(value) in _INTEGER:
+                values[name] = value
+            case "cancel_requested" if value is None or type(value) is bool:
+                values[name] = value
+            case "usage" if value is None or isinstance(value, dict):
+                values[name] = _optional(value)
+            case "error" if value is None or isinstance(value, RunError):
+                plain = None if value is None else value.to_json()
+                values["error"] = _optional(plain)
+                values["error_code"] = plain and plain.get("code")
+            case "lease" if value is None or isinstance(value, Lease):
+                values["lease_token"] = value and value.token
+                values["lease_until"] = value and value.until
+            case _:
+                return None
+    return values
+
+
+_INTEGER = (int, type(None))
+
+
+def start_values(start: RunStart) -> dict[str, Any] | None:
+    """The columns of a new run but for its lease; None if the rules of the core must judge."""
+    # Callers without a type checker send anything.
+    status: Any = start.status
+    integers = {type(start.started_at), type(start.hide_from)}
+    if start.extra or not is_run_status(status) or not integers.issubset(_INTEGER):
+        return None
+    return {
+        "run_id": start.run_id,
+        "status": start.status,
+        "started_at": start.started_at,
+        "parent_run_id": start.parent_run_id,
+        "subagent_run_id": start.subagent_run_id,
+        "name": start.name,
+        "lease_token": start.lease_token,
+        "hide_from": start.hide_from,
+        "extra": None,
     }
 
 
