@@ -632,7 +632,8 @@ class TurnCommit:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnReceipt:
     """What a commit did. ``numbers`` are those of the splice's tail; ``run`` is the record
-    after the commit when it had a run part; ``replayed``: the commit id was known."""
+    after the commit when it had a run part; ``replayed``: the commit id was known (``run`` may
+    then be the record as it is now)."""
 
     revision: str
     newest: int

@@ -1,0 +1,655 @@
+"""The rules of the state machine: one call each, made on both sides and compared."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from chatkeep.backends import Persistence
+from chatkeep.errors import ChatkeepError, InterruptConflict, RunConflict
+from chatkeep.records import UNSET, ActivityRecord, InterruptRecord, RunError, RunPatch, RunRecord
+from chatkeep.rules import new_commit_id
+from chatkeep.stores import (
+    NO_THREAD,
+    ActivitiesWrite,
+    CutAppend,
+    InterruptAnswer,
+    InterruptRef,
+    RunStart,
+    Splice,
+    ThreadView,
+    TurnCommit,
+    TurnReceipt,
+    ViewQuery,
+)
+
+__all__ = ["Machine", "Pair", "Side"]
+
+THREADS = ("t", "t:1", "subagent:r1")
+RUNS = ("r1", "r2", "r3")
+INTERRUPTS = ("i1", "i2")
+T0 = 1_700_000_000_000
+
+threads = st.sampled_from(THREADS)
+runs = st.sampled_from(RUNS)
+names = st.sampled_from(INTERRUPTS)
+tokens = st.sampled_from((None, "a", "b"))
+statuses = st.sampled_from(("running", "interrupted", "completed", "failed", "aborted"))
+message_ids = st.sampled_from((None, "m1", "m2", "m3", "m4"))
+texts = st.sampled_from(("", "x", "é\x00", "😀"))
+values = st.sampled_from((0, 1, 1.0, True, None, "", [], {}, {"a.b": [None]}, 2**70))
+leases = st.sampled_from((-1, 10**9))
+"""Milliseconds: run out from the start, or far away. Nothing in between depends on a clock."""
+
+_message = st.builds(
+    lambda name, role, text, extra: {
+        **({} if name is None else {"id": name}),
+        "role": role,
+        "content": text,
+        **({} if extra is None else {"metadata": {"v": extra}}),
+    },
+    message_ids,
+    st.sampled_from(("user", "assistant")),
+    texts,
+    values,
+)
+messages = st.lists(_message, max_size=3)
+
+_ALL = ViewQuery(runs="all", interrupts="all", activities=True, drafts=True)
+
+
+class Side:
+    """One persistence, and the tokens that it has shown so far."""
+
+    def __init__(self, persistence: Persistence) -> None:
+        self.persistence = persistence
+        self.stores: Any = persistence.stores
+        self.backend: Any = persistence.stores.messages.backend  # type: ignore[union-attr]
+        self.revisions: dict[str, list[str]] = {}
+        self.numbers: dict[str, list[int]] = {}
+        self.cuts: dict[str, list[str]] = {}
+        self.metadata: list[str | None] = [None, "made-up"]
+
+    def revision(self, thread: str, revision: str) -> int:
+        """When this revision was first seen."""
+        seen = self.revisions.setdefault(thread, [NO_THREAD, "made-up"])
+        if revision not in seen:
+            seen.append(revision)
+        return seen.index(revision)
+
+    def learn(self, thread: str, numbers: list[int]) -> None:
+        """Take note of sequence numbers."""
+        known = self.numbers.setdefault(thread, [0])
+        known.extend(n for n in numbers if n not in known)
+        known.sort()
+
+    def rank(self, thread: str, number: int) -> int:
+        """The place of a number among those seen."""
+        return self.numbers[thread].index(number)
+
+    def number(self, thread: str, rank: int) -> int:
+        """A number seen before, by its place (counted round)."""
+        known = self.numbers.get(thread, [0])
+        return known[rank % len(known)]
+
+    def at(self, thread: str, back: int) -> str:
+        """A revision seen before, ``back`` steps from the newest; the newest for 0."""
+        seen = self.revisions.get(thread, [NO_THREAD, "made-up"])
+        return seen[0] if len(seen) == 2 and not back else seen[-1 - back % len(seen)]
+
+    def cut(self, thread: str, index: int) -> str:
+        """The id of a cut that was listed before, or of none."""
+        seen = ["no-such-cut", *self.cuts.get(thread, [])]
+        return seen[index % len(seen)]
+
+
+class Pair:
+    """The model and the subject."""
+
+    def __init__(self, model: Persistence, subject: Persistence) -> None:
+        self.sides = (Side(model), Side(subject))
+
+
+class _Failed:
+    """An error as it is compared: its type, and the reason of a RunConflict."""
+
+    def __init__(self, error: ChatkeepError) -> None:
+        self.error = error
+        reason = error.reason if isinstance(error, RunConflict) else None
+        ids = error.interrupt_ids if isinstance(error, InterruptConflict) else None
+        self.key = (type(error).__name__, reason, ids)
+
+    def __repr__(self) -> str:
+        return f"{type(self.error).__name__}: {self.error}"
+
+
+def _run(run: RunRecord | None) -> Any:
+    if run is None:
+        return None
+    plain = run.to_json()
+    if run.lease is not None:
+        plain["lease"] = run.lease.token
+    return plain
+
+
+def _interrupt(record: InterruptRecord) -> dict[str, Any]:
+    plain = record.to_json()
+    if "resolvedAt" in plain:
+        plain["resolvedAt"] = "some time"
+    return plain
+
+
+class Machine(RuleBasedStateMachine):
+    """Made concrete by :func:`chatkeep.testkit.state_machine.run_state_machine`."""
+
+    def start(self) -> tuple[Pair, Callable[[Awaitable[Any]], Any]]:
+        """Two empty sides, and what runs a coroutine."""
+        raise NotImplementedError
+
+    def count(self, what: str) -> None:
+        """Note one ``examples`` or ``steps``."""
+        raise NotImplementedError
+
+    @initialize()
+    def begin(self) -> None:
+        self.pair, self.run = self.start()
+        self.sent: list[tuple[str, tuple[TurnCommit, TurnCommit]]] = []
+        self.deletes = 0
+        self.count("examples")
+
+    # -- both sides -----------------------------------------------------------------
+
+    def both(
+        self,
+        call: Callable[[Side], Awaitable[Any]],
+        *,
+        thread: str | None = None,
+        show: Callable[[Side, Any], Any] | None = None,
+        step: bool = True,
+    ) -> list[Any]:
+        """Make a call on both sides; results (or errors) and the thread must be equal."""
+        if step:
+            self.count("steps")
+        return cast("list[Any]", self.run(self._both(call, thread, show)))
+
+    async def _both(
+        self,
+        call: Callable[[Side], Awaitable[Any]],
+        thread: str | None,
+        show: Callable[[Side, Any], Any] | None,
+    ) -> list[Any]:
+        results: list[Any] = []
+        for side in self.pair.sides:
+            try:
+                results.append(await call(side))
+            except ChatkeepError as error:
+                results.append(_Failed(error))
+        keys = [r.key if isinstance(r, _Failed) else "ok" for r in results]
+        assert keys[0] == keys[1], (
+            f"model {results[0]!r} {keys[0]}, subject {results[1]!r} {keys[1]}"
+        )
+        if thread is not None:
+            seen = [await self._look(side, thread) for side in self.pair.sides]
+            assert seen[0] == seen[1]
+        if keys[0] == "ok" and show is not None:
+            shown = [show(s, r) for s, r in zip(self.pair.sides, results, strict=True)]
+            assert repr(shown[0]) == repr(shown[1])
+        return results
+
+    async def _look(self, side: Side, thread: str) -> Any:
+        view: ThreadView = await side.backend.read_view(thread, _ALL)
+        side.learn(thread, view.numbers)
+        return self._view(side, view)
+
+    def _view(self, side: Side, view: ThreadView) -> dict[str, Any]:
+        thread = view.thread_id
+        assert view.numbers == sorted(set(view.numbers))
+        return {
+            "exists": view.exists,
+            "revision": side.revision(thread, view.revision),
+            "newest": side.rank(thread, view.newest),
+            "messages": repr(view.messages),
+            "numbers": [side.rank(thread, n) for n in view.numbers],
+            "truncated": view.truncated,
+            "foreign": view.foreign_run,
+            "run": _run(view.run),
+            "runs": [_run(r) for r in view.runs],
+            "interrupts": repr([_interrupt(r) for r in view.interrupts]),
+            "activities": repr([a.to_json() for a in view.activities]),
+            "drafts": sorted((d.run_id, repr(d.messages)) for d in view.drafts),
+        }
+
+    def _receipt(self, side: Side, thread: str, receipt: TurnReceipt) -> dict[str, Any]:
+        side.learn(thread, [*receipt.numbers, receipt.newest])
+        return {
+            "revision": side.revision(thread, receipt.revision),
+            "newest": side.rank(thread, receipt.newest),
+            "numbers": [side.rank(thread, n) for n in receipt.numbers],
+            # Of a replayed commit the run may be shown as it was then or as it is now.
+            "run": receipt.run and (receipt.run.run_id if receipt.replayed else _run(receipt.run)),
+            "created": receipt.created_run,
+            "cut": receipt.cut_id is not None,
+            "replayed": receipt.replayed,
+        }
+
+    def commit(self, thread: str, make: Callable[[Side, str], TurnCommit]) -> None:
+        """Send a commit of the same meaning to both sides, and remember it."""
+        commit_id = new_commit_id()
+        pair = tuple(make(side, commit_id) for side in self.pair.sides)
+        self.sent.append((thread, cast("tuple[TurnCommit, TurnCommit]", pair)))
+        self._send(thread, cast("tuple[TurnCommit, TurnCommit]", pair))
+
+    def _send(self, thread: str, commits: tuple[TurnCommit, TurnCommit]) -> None:
+        def call(side: Side) -> Awaitable[Any]:
+            return cast(
+                "Awaitable[Any]", side.backend.commit_turn(commits[self.pair.sides.index(side)])
+            )
+
+        self.both(call, thread=thread, show=lambda s, r: self._receipt(s, thread, r))
+
+    # -- transcripts ------------------------------------------------------------------
+
+    @rule(thread=threads, rows=messages, more=messages)
+    def save_thread(self, thread: str, rows: list[Any], more: list[Any]) -> None:
+        self.both(lambda s: s.stores.messages.save_thread(thread, [*rows, *more]), thread=thread)
+
+    @rule(thread=threads, keep=st.integers(-1, 6), rows=messages, back=st.integers(0, 3))
+    def splice_thread(self, thread: str, keep: int, rows: list[Any], back: int) -> None:
+        self.both(
+            lambda s: s.stores.messages.splice_thread(
+                thread, keep=keep, tail=rows, expected=s.at(thread, back // 2)
+            ),
+            thread=thread,
+            show=lambda s, r: (
+                s.revision(thread, r.revision),
+                s.learn(thread, r.numbers),
+                [s.rank(thread, n) for n in r.numbers],
+            ),
+        )
+
+    @rule(
+        thread=threads,
+        rank=st.integers(0, 8),
+        rows=messages,
+        back=st.integers(-1, 3),
+        archive=st.booleans(),
+    )
+    def commit_splice(
+        self, thread: str, rank: int, rows: list[Any], back: int, archive: bool
+    ) -> None:
+        self.commit(
+            thread,
+            lambda s, c: TurnCommit(
+                commit_id=c,
+                thread_id=thread,
+                splice=Splice(
+                    keep_through=s.number(thread, rank),
+                    tail=rows,
+                    expected=None if back < 0 else s.at(thread, back // 3),
+                    archive=archive,
+                ),
+            ),
+        )
+
+    @rule(thread=threads, limit=st.integers(0, 4), rank=st.integers(-1, 8))
+    def load_page(self, thread: str, limit: int, rank: int) -> None:
+        self.both(
+            lambda s: s.stores.messages.load_page(
+                thread, limit=limit, before=None if rank < 0 else s.number(thread, rank)
+            ),
+            show=lambda s, p: (
+                p.messages,
+                [s.rank(thread, n) for n in p.numbers],
+                p.truncated,
+                p.cursor is not None and s.rank(thread, p.cursor),
+            ),
+        )
+
+    @rule(thread=threads)
+    def list_cuts(self, thread: str) -> None:
+        self._cuts(thread, step=True)
+
+    def _cuts(self, thread: str, *, step: bool) -> None:
+        async def call(side: Side) -> list[Any]:
+            cuts = await side.stores.messages.list_cuts(thread)
+            side.cuts[thread] = [cut.cut_id for cut in cuts]
+            bodies = [await side.stores.messages.load_cut(thread, cut.cut_id) for cut in cuts]
+            for cut in cuts:
+                side.learn(thread, cut.numbers)
+            return list(zip(cuts, bodies, strict=True))
+
+        self.both(
+            call,
+            show=lambda s, rows: [
+                (
+                    [s.rank(thread, n) for n in cut.numbers],
+                    cut.message_ids,
+                    cut.run_id,
+                    cut.extra,
+                    bodies,
+                )
+                for cut, bodies in rows
+            ],
+            step=step,
+        )
+
+    @rule(thread=threads, index=st.integers(0, 4), back=st.integers(0, 4))
+    def restore_cut(self, thread: str, index: int, back: int) -> None:
+        self.both(
+            lambda s: s.stores.messages.restore_cut(
+                thread, s.cut(thread, index), expected=s.at(thread, back // 4)
+            ),
+            thread=thread,
+            show=lambda s, r: s.revision(thread, r.revision),
+        )
+        self._cuts(thread, step=False)
+
+    @rule(thread=threads, run=runs, index=st.integers(0, 4), rows=messages)
+    def cut_append(self, thread: str, run: str, index: int, rows: list[Any]) -> None:
+        self.commit(
+            thread,
+            lambda s, c: TurnCommit(
+                commit_id=c,
+                thread_id=thread,
+                run_id=run,
+                cut_append=CutAppend(cut_id=s.cut(thread, index), messages=rows),
+            ),
+        )
+        self._cuts(thread, step=False)
+
+    @rule(thread=threads, future=st.sampled_from((0, 2**53)))
+    def purge_cuts(self, thread: str, future: int) -> None:
+        self.both(
+            lambda s: s.stores.messages.purge_cuts(thread, before=future),
+            thread=thread,
+            show=lambda _, n: n,
+        )
+
+    @rule(thread=threads, name=st.sampled_from(("m1", "m2", "none")))
+    def erase_messages(self, thread: str, name: str) -> None:
+        self.both(
+            lambda s: s.persistence.erase_messages(thread, [name]),
+            thread=thread,
+            show=lambda _, n: n,
+        )
+
+    # -- runs ---------------------------------------------------------------------------
+
+    @rule(thread=threads, run=runs, at=st.integers(0, 2), status=statuses, token=tokens, ms=leases)
+    def create_or_resume(
+        self, thread: str, run: str, at: int, status: Any, token: str | None, ms: int
+    ) -> None:
+        self.both(
+            lambda s: s.stores.runs.create_or_resume(
+                run,
+                thread,
+                started_at=T0 + at,
+                status=status if at else "running",
+                parent_run_id="r1" if run == "r2" else None,
+                lease_token=token,
+                lease_ms=ms,
+            ),
+            thread=thread,
+            show=lambda _, r: _run(r),
+        )
+
+    @rule(thread=threads, run=runs, token=tokens, ms=leases, name=st.none() | names)
+    def start_run(
+        self, thread: str, run: str, token: str | None, ms: int, name: str | None
+    ) -> None:
+        self.commit(
+            thread,
+            lambda _, c: TurnCommit(
+                commit_id=c,
+                thread_id=thread,
+                run_id=run,
+                claims=[] if name is None else [InterruptRef(interrupt_id=name)],
+                run=RunStart(run_id=run, started_at=T0, lease_token=token, lease_ms=ms),
+            ),
+        )
+
+    @rule(
+        run=runs,
+        thread=st.none() | threads,
+        status=st.none() | statuses,
+        usage=st.sampled_from((UNSET, None, {"n": 1}, {"n": 2.0})),
+        lost=st.booleans(),
+        token=tokens,
+    )
+    def update_run(
+        self, run: str, thread: str | None, status: Any, usage: Any, lost: bool, token: str | None
+    ) -> None:
+        patch = RunPatch(
+            status=UNSET if status is None else status,
+            usage=usage,
+            error=RunError(message="lost", code="worker_lost") if lost else UNSET,
+            extra={"mark": 1} if lost else {},
+        )
+        self.both(
+            lambda s: s.stores.runs.update(run, patch, thread_id=thread, lease_token=token),
+            thread=thread,
+        )
+
+    @rule(run=runs, thread=st.none() | threads)
+    def get_run(self, run: str, thread: str | None) -> None:
+        self.both(lambda s: s.stores.runs.get(run, thread_id=thread), show=lambda _, r: _run(r))
+
+    @rule(thread=threads)
+    def find_active_run(self, thread: str) -> None:
+        self.both(lambda s: s.stores.runs.find_active_run(thread), show=lambda _, r: _run(r))
+
+    @rule(parents=st.lists(runs, min_size=1, max_size=3))
+    def list_children(self, parents: list[str]) -> None:
+        self.both(
+            lambda s: s.stores.runs.list_by_parent_runs(parents),
+            show=lambda _, found: {k: [_run(r) for r in rows] for k, rows in found.items()},
+        )
+
+    @rule(thread=threads, run=runs, token=st.sampled_from(("a", "b")), ms=leases)
+    def renew_lease(self, thread: str, run: str, token: str, ms: int) -> None:
+        self.both(
+            lambda s: s.backend.renew_lease(thread, run, token, ms),
+            thread=thread,
+            show=lambda _, r: _run(r),
+        )
+
+    @rule(thread=threads, run=runs, rows=messages, token=tokens)
+    def save_draft(self, thread: str, run: str, rows: list[Any], token: str | None) -> None:
+        self.both(
+            lambda s: s.backend.save_draft(thread, run, rows, lease_token=token), thread=thread
+        )
+
+    # -- interrupts -----------------------------------------------------------------------
+
+    @rule(thread=threads, run=runs, name=names, at=st.integers(0, 1), value=values)
+    def create_interrupt(self, thread: str, run: str, name: str, at: int, value: Any) -> None:
+        record = InterruptRecord(
+            interrupt_id=name,
+            run_id=run,
+            thread_id=thread,
+            requested_at=T0 + at,
+            payload={"v": value},
+        )
+        self.both(lambda s: s.stores.interrupts.create(record), thread=thread, show=lambda _, r: r)
+
+    @rule(thread=threads, name=names, run=st.none() | runs, value=values, yes=st.booleans())
+    def settle(self, thread: str, name: str, run: str | None, value: Any, yes: bool) -> None:
+        def call(side: Side) -> Awaitable[Any]:
+            store = side.stores.interrupts
+            if yes:
+                return cast("Awaitable[Any]", store.resolve(thread, name, value, run_id=run))
+            return cast("Awaitable[Any]", store.cancel(thread, name, run_id=run))
+
+        self.both(call, thread=thread)
+
+    @rule(thread=threads, wanted=st.lists(st.tuples(names, st.none() | runs), max_size=3))
+    def commit_batch(self, thread: str, wanted: list[tuple[str, str | None]]) -> None:
+        answers = [InterruptAnswer(interrupt_id=n, run_id=r, response=n) for n, r in wanted]
+        self.both(lambda s: s.stores.interrupts.commit_batch(thread, answers), thread=thread)
+
+    @rule(thread=threads, name=names, run=st.none() | runs)
+    def get_interrupt(self, thread: str, name: str, run: str | None) -> None:
+        self.both(
+            lambda s: s.stores.interrupts.get(thread, name, run_id=run),
+            show=lambda _, r: r and _interrupt(r),
+        )
+
+    # -- whole boundaries -------------------------------------------------------------------
+
+    @rule(
+        thread=threads,
+        run=runs,
+        token=tokens,
+        rows=messages,
+        back=st.integers(0, 4),
+        answer=st.none() | names,
+        ask=st.none() | names,
+        status=st.none() | statuses,
+        card=st.none() | st.integers(0, 2),
+        drop=st.booleans(),
+    )
+    def commit_boundary(
+        self,
+        thread: str,
+        run: str,
+        token: str | None,
+        rows: list[Any],
+        back: int,
+        answer: str | None,
+        ask: str | None,
+        status: Any,
+        card: int | None,
+        drop: bool,
+    ) -> None:
+        asked = (
+            []
+            if ask is None
+            else [
+                InterruptRecord(
+                    interrupt_id=ask, run_id=run, thread_id=thread, requested_at=T0, payload={}
+                )
+            ]
+        )
+        cards = (
+            None
+            if card is None
+            else ActivitiesWrite(puts={i: _card(i, run) for i in range(card)}, length=card)
+        )
+
+        def make(side: Side, commit_id: str) -> TurnCommit:
+            return TurnCommit(
+                commit_id=commit_id,
+                thread_id=thread,
+                run_id=run,
+                lease_token=token,
+                splice=Splice(
+                    keep_through=side.number(thread, -1),
+                    tail=rows,
+                    expected=side.at(thread, back // 4),
+                ),
+                answers=[] if answer is None else [InterruptAnswer(interrupt_id=answer)],
+                interrupts=asked,
+                run=None if status is None else RunPatch(status=status, finished_at=T0 + 9),
+                activities=cards,
+                drop_draft=drop,
+            )
+
+        self.commit(thread, make)
+
+    @precondition(lambda self: bool(getattr(self, "sent", None)))
+    @rule(back=st.integers(1, 12))
+    def send_again(self, back: int) -> None:
+        thread, commits = self.sent[-min(back, len(self.sent))]
+        self._send(thread, commits)
+
+    # -- activities, metadata, threads ------------------------------------------------------
+
+    @rule(thread=threads, count=st.integers(0, 3), value=st.sampled_from(RUNS))
+    def save_activities(self, thread: str, count: int, value: str) -> None:
+        rows = [_card(i, value) for i in range(count)]
+        self.both(lambda s: s.stores.activities.save_activities(thread, rows), thread=thread)
+
+    @rule(key=st.sampled_from(("", "k", *THREADS)), value=values)
+    def set_metadata(self, key: str, value: Any) -> None:
+        self.both(lambda s: s.stores.metadata.set("n", key, value))
+        self._metadata(key)
+
+    @rule(key=st.sampled_from(("k", "t")), value=st.sampled_from((1, "x")), back=st.integers(0, 3))
+    def set_metadata_if(self, key: str, value: Any, back: int) -> None:
+        self.both(
+            lambda s: s.stores.metadata.set_if(
+                "n", key, value, s.metadata[-1 - back % len(s.metadata)]
+            ),
+            show=lambda s, r: r is not None and _known(s.metadata, r),
+        )
+        self._metadata(key)
+
+    @rule(key=st.sampled_from(("k", "t")))
+    def delete_metadata(self, key: str) -> None:
+        self.both(lambda s: s.stores.metadata.delete("n", key))
+        self._metadata(key)
+
+    def _metadata(self, key: str) -> None:
+        self.both(
+            lambda s: s.stores.metadata.get_versioned("n", key),
+            show=lambda s, r: r and (r.value, _known(s.metadata, r.revision)),
+            step=False,
+        )
+
+    @precondition(lambda self: getattr(self, "deletes", 9) < 2)
+    @rule(thread=threads)
+    def delete_thread(self, thread: str) -> None:
+        self.deletes += 1
+        self.both(lambda s: s.persistence.delete_thread(thread), thread=thread, show=lambda _, r: r)
+        for side in self.pair.sides:
+            # Numbers belong to one incarnation of a thread; revisions to all of them.
+            side.numbers.clear()
+            side.cuts.clear()
+        self.sent.clear()
+
+    @rule(children=st.booleans(), limit=st.integers(1, 3))
+    def list_threads(self, children: bool, limit: int) -> None:
+        async def call(side: Side) -> list[Any]:
+            rows: list[Any] = []
+            cursor: str | None = None
+            while True:
+                page = await side.persistence.list_threads(
+                    limit=limit, cursor=cursor, children=children
+                )
+                rows += [(info.thread_id, info.message_count) for info in page.threads]
+                cursor = page.cursor
+                if cursor is None:
+                    # Two writes of one millisecond have no order that both would know.
+                    assert len(rows) == len(set(rows))
+                    return sorted(rows)
+
+        self.both(call, show=lambda _, rows: rows)
+
+    @rule(thread=threads)
+    def export_thread(self, thread: str) -> None:
+        self.both(
+            lambda s: s.persistence.export_thread(thread),
+            show=lambda _, e: (
+                e
+                and (
+                    e.messages,
+                    e.metadata,
+                    [c.thread_id for c in e.children],
+                    list(e.cuts.values()),
+                    [r.run_id for r in e.runs],
+                )
+            ),
+        )
+
+
+def _card(index: int, mark: str) -> ActivityRecord:
+    return ActivityRecord(id=f"a{index}", activity_type="card", content={"m": mark}, index=index)
+
+
+def _known(seen: list[Any], token: Any) -> int:
+    if token not in seen:
+        seen.append(token)
+    return seen.index(token)

@@ -1,0 +1,55 @@
+"""Every backend beside memory: 200 random sequences of 50 calls, the same answers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from chatkeep import memory_persistence
+from chatkeep.testkit.state_machine import StateMachineReport, run_state_machine
+from chatkeep_sql import postgres_persistence, sqlite_persistence
+from servers import Postgres
+from servers.postgres import PostgresDriver
+
+EXAMPLES, STEPS = 200, 50
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+def prove(report: StateMachineReport) -> None:
+    assert report.examples >= EXAMPLES
+    assert report.steps >= EXAMPLES * STEPS
+
+
+@pytest.mark.memory
+def test_memory_answers_as_memory_does() -> None:
+    """The machine itself: two memory backends never differ, whatever is drawn."""
+    prove(run_state_machine(memory_persistence, max_examples=EXAMPLES, stateful_step_count=STEPS))
+
+
+@pytest.mark.sqlite
+def test_sqlite_answers_as_memory_does(tmp_path: Path) -> None:
+    """SQLite gives the results and errors of the reference backend."""
+    prove(
+        run_state_machine(
+            lambda: sqlite_persistence(tmp_path / "chatkeep.db"),
+            max_examples=EXAMPLES,
+            stateful_step_count=STEPS,
+        )
+    )
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
+def test_postgresql_answers_as_memory_does(postgres: Postgres, driver: PostgresDriver) -> None:
+    """PostgreSQL gives the results and errors of the reference backend, with both drivers."""
+    with postgres.database() as database:
+        prove(
+            run_state_machine(
+                lambda: postgres_persistence(database.url(driver)),
+                max_examples=EXAMPLES,
+                stateful_step_count=STEPS,
+                name=f"postgres ({driver})",
+            )
+        )
