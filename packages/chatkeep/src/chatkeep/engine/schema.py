@@ -15,6 +15,7 @@ import pydantic
 import referencing.exceptions
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 from referencing.jsonschema import EMPTY_REGISTRY
+from typing_extensions import is_typeddict
 
 from chatkeep.errors import ToolError
 
@@ -169,6 +170,6 @@ def output_schema_of(
 
 
 def _is_structured(hint: Any) -> bool:
-    if typing.is_typeddict(hint) or (isinstance(hint, type) and dataclasses.is_dataclass(hint)):
+    if is_typeddict(hint) or (isinstance(hint, type) and dataclasses.is_dataclass(hint)):
         return True
     return isinstance(hint, type) and issubclass(hint, BaseModel)

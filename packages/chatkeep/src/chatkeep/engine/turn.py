@@ -150,8 +150,9 @@ class Turn:
     # -------------------------------------------------------------------------- text
 
     def _adopt(self, wanted: str | None) -> None:
-        """The first id that the stream names becomes the message's, if it is free."""
-        if not self._named and wanted:
+        """The first id that the stream names becomes the message's, if it is free and nothing
+        was streamed under ours yet."""
+        if wanted and not self._named and not self._begun:
             self._named = True
             self.message_id = self._transcript.adopt_message_id(wanted, self.message_id)
         if self._created_at is None:

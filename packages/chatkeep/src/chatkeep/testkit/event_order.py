@@ -86,7 +86,7 @@ class EventOrder:
         if not self._ended:
             raise EventOrderError(self._index, "the stream ended without a terminal", None)
 
-    def _check(self, holds: bool, rule: str, event: Mapping[str, Any]) -> None:  # noqa: FBT001
+    def _check(self, holds: bool, rule: str, event: Mapping[str, Any]) -> None:
         if not holds:
             raise EventOrderError(self._index, rule, event)
 
@@ -150,7 +150,8 @@ class EventOrder:
         self._messages[row] = "tool row"
 
     def _terminal(self, kind: str, data: dict[str, Any]) -> None:
-        tanstack = (data.get("metadata") or {}).get("tanstack") or {}
+        metadata: dict[str, Any] = data.get("metadata") or {}
+        tanstack: dict[str, Any] = metadata.get("tanstack") or {}
         if kind == "RUN_FINISHED":
             self._check(not self._open, f"open at the end: {list(self._open)}", data)
             self._check(
