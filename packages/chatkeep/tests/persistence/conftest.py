@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,14 +28,40 @@ from chatkeep.testkit.faults import Faults, with_faults
 from chatkeep.testkit.scripted import ScriptedModel, scripted_tools
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def anyio_backend() -> str:
     return "asyncio"
 
 
+_MARKS = {"sqlite": [pytest.mark.sqlite], "psycopg": [pytest.mark.postgres]}
+_MARKS["asyncpg"] = _MARKS["psycopg"]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Memory and SQLite, or what a module names in ``BACKENDS``: a real server is for those
+    tests whose outcome may depend on one."""
+    if "persistence" in metafunc.fixturenames:
+        names = getattr(metafunc.module, "BACKENDS", ("memory", "sqlite"))
+        params = [pytest.param(name, marks=_MARKS.get(name, [])) for name in names]
+        metafunc.parametrize("persistence", params, indirect=True)
+
+
 @pytest.fixture
-def persistence() -> Persistence:
-    return memory_persistence()
+async def persistence(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Persistence]:
+    """An empty persistence on each backend."""
+    if request.param == "memory":
+        found = memory_persistence()
+    elif request.param == "sqlite":
+        from chatkeep_sql import sqlite_persistence
+
+        found = sqlite_persistence(tmp_path / "chatkeep.db")
+    else:
+        from chatkeep_sql import postgres_persistence
+
+        database = request.getfixturevalue("postgres_database")
+        found = postgres_persistence(database.url(request.param))
+    async with found:
+        yield found
 
 
 def user(message_id: str, text: str = "hello") -> dict[str, Any]:

@@ -316,6 +316,29 @@ async def test_a_users_own_activities_store_is_read_back_in_place(kit: Any) -> N
     assert [m["role"] for m in body["messages"]] == ["user", "activity", "assistant"]
 
 
+async def test_an_activities_store_that_fails_fails_no_run(kit: Any) -> None:
+    class Broken(PlainActivities):
+        async def save_activities(self, thread_id: str, activities: Any) -> None:
+            raise OSError("disk full")
+
+    told: list[str] = []
+    mixed = compose_persistence(memory_persistence(), overrides={"activities": Broken()})
+    middleware = with_persistence(mixed, on_persistence_error=lambda phase, _: told.append(phase))
+    row = {"id": "x", "role": "activity", "activityType": "s", "content": {"a": 1}}
+    end = await talk(mixed, kit, kit.user("u1"), row, middleware=middleware)
+    assert isinstance(end, RunFinishedEvent)
+    assert set(told) == {"activities"}
+    assert middleware.counters["activities_failures"] == len(told)
+
+
+async def test_posted_activities_are_stored_at_the_start(kit: Any) -> None:
+    persistence = memory_persistence()
+    row = {"id": "x", "role": "activity", "activityType": "s", "content": {"a": 1}}
+    await talk(persistence, kit, kit.user("u1"), row)
+    body = await hydrate_thread(persistence, "t1")
+    assert [m["role"] for m in body["messages"]] == ["user", "activity", "assistant"]
+
+
 def test_what_is_missing_is_said_at_once() -> None:
     base = memory_persistence()
     with pytest.raises(CompositionError, match="messages"):

@@ -12,6 +12,8 @@ from chatkeep.stores import TurnCommit
 
 pytestmark = pytest.mark.anyio
 
+BACKENDS = ("memory", "sqlite", "psycopg", "asyncpg")
+
 
 async def test_two_turns_at_once_are_both_kept_in_20_of_20_rounds(lab: Any, kit: Any) -> None:
     for number in range(20):

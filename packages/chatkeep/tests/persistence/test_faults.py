@@ -16,6 +16,8 @@ from chatkeep.testkit.faults import Crashed
 
 pytestmark = pytest.mark.anyio
 
+BACKENDS = ("memory", "sqlite", "psycopg")
+
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,6 +99,14 @@ async def test_a_finish_that_was_applied_but_never_heard_of_is_a_success(
     assert isinstance(kit.terminal(await task), RunFinishedEvent)
     assert await lab.said() == ["user: hello", "assistant: one two"]
     assert (await lab.run("r1")).status == "completed"
+
+
+async def test_a_run_whose_start_was_never_heard_of_is_ended(lab: Any, kit: Any) -> None:
+    lab.faults.lose_reply("commit_turn", times=8)
+    events = await lab.turn(kit.user("u1"))
+    assert isinstance(kit.terminal(events), RunErrorEvent)
+    assert (await lab.run("r1")).status == "failed"
+    assert await lab.ids() == ["u1"]
 
 
 async def test_a_finish_that_cannot_be_written_ends_the_run_as_failed(lab: Any, kit: Any) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from chatkeep.errors import BackendUnavailable, ThreadConflict
+from chatkeep.errors import BackendUnavailable, RecordTooLarge, ThreadConflict
 from chatkeep.persistence.reports import Reports
 from chatkeep.persistence.transcript import CutAway, RunTranscript
 from chatkeep.persistence.unit_of_work import Boundary, UnitOfWork
@@ -47,7 +47,8 @@ class Committer:
         """Commit ``boundary``, whose change makes the stored transcript ``mine``.
 
         On ``ThreadConflict`` the thread is read again and this run's messages are put in
-        place; the commit ids stay. ``patient``: a short outage is waited out.
+        place; the commit ids stay. ``patient``: a short outage is waited out. Activities that
+        make the commit too large are left out of it.
 
         Raises:
             ThreadConflict: after :data:`PLACE_TRIES`, or when the question was erased.
@@ -69,6 +70,11 @@ class Committer:
                     raise
                 await asyncio.sleep(random.random() * min(0.002 * conflicts, 0.05))
                 await self._place(boundary, mine)
+            except RecordTooLarge as error:
+                if boundary.activities is None:
+                    raise
+                self._reports.failure("activities", error, run_id=self._run_id)
+                boundary.activities = None
             except BackendUnavailable as error:
                 if not pauses:
                     raise

@@ -34,6 +34,9 @@ __all__ = ["Drafts"]
 _CALL_METADATA = ("model", "source", "responseId")
 """What a finished message keeps of its model call; a draft keeps these and nothing else."""
 
+_CLOSE_SECONDS = 0.25
+"""How long the end of a run waits for a draft that is on its way."""
+
 
 class _DraftStore(Protocol):
     async def save_draft(self, rows: Sequence[ModelMessage]) -> None: ...
@@ -124,12 +127,15 @@ class Drafts:
         else:
             self._reports.count("drafts_saved")
 
-    def close(self, ctx: ChatContext) -> None:
-        """No more drafts: the run is about to end. One that is on its way is left to the
-        store, which drops or refuses it."""
+    async def close(self, ctx: ChatContext) -> None:
+        """No more drafts: the run is about to end. One that is on its way gets a moment to
+        arrive; after that it is left to the store, which drops or refuses it."""
         self._closed = True
         task, self._task = self._task, None
-        if task is not None:
+        if task is None:
+            return
+        await asyncio.wait({task}, timeout=_CLOSE_SECONDS)
+        if not task.done():
             ctx.defer(quietly(task))
 
     # -- what is there --------------------------------------------------------------------

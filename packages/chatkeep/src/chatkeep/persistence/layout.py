@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, cast
 
 from chatkeep._bag import Persistence, Stores
-from chatkeep.errors import CompositionError
+from chatkeep.compose import require
 from chatkeep.stores import MessageStore, StoreKey, TurnBackend
 
 if TYPE_CHECKING:
@@ -99,12 +99,11 @@ def chat_layout(persistence: Persistence, who: str, *, hydrate: bool = False) ->
         CompositionError: no messages store; interrupts without runs (unless only reading).
     """
     stores = persistence.stores
-    if stores.messages is None:
-        raise CompositionError(f"{who} needs a messages store")
-    if stores.interrupts is not None and stores.runs is None and not hydrate:
-        raise CompositionError(f"{who}: an interrupts store needs a runs store beside it")
+    pairs: dict[StoreKey, StoreKey] = {} if hydrate else {"interrupts": "runs"}
+    require(persistence, who, stores=["messages"], pairs=pairs)
     backends: dict[StoreKey, TurnBackend | None] = {}
     for key, store in stores.present().items():
         backend = getattr(store, "backend", None)
         backends[key] = backend if isinstance(backend, TurnBackend) else None
-    return Layout(stores=stores, messages=stores.messages, backends=backends)
+    messages = cast("MessageStore", stores.messages)
+    return Layout(stores=stores, messages=messages, backends=backends)

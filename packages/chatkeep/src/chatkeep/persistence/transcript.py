@@ -26,18 +26,18 @@ __all__ = ["Change", "CutAway", "RunTranscript", "run_tag", "with_tanstack"]
 class Change:
     """One splice: ``keep`` messages stay (those numbered up to ``keep_through``), ``tail``
     follows, in stored form. ``settle`` takes the numbers of the tail and the new revision
-    once it is written. ``head`` are the messages that stay (for stores without splices)."""
+    once it is written. ``head`` makes the messages that stay (for stores without splices)."""
 
     keep: int
     keep_through: int
     expected: str
-    head: Sequence[ModelMessage]
+    head: Callable[[], Sequence[ModelMessage]]
     tail: list[ModelMessage]
     settle: Callable[[Sequence[int], str], None]
 
     def whole(self) -> list[ModelMessage]:
         """The full transcript after the change."""
-        return [*self.head, *self.tail]
+        return [*self.head(), *self.tail]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +151,7 @@ class RunTranscript:
             keep=keep,
             keep_through=known.numbers[keep - 1] if keep else 0,
             expected=known.revision,
-            head=[self._form(m) for m in mine[:keep]],
+            head=lambda: [self._form(m) for m in mine[:keep]],
             tail=tail,
             settle=settle,
         )
@@ -227,7 +227,7 @@ class RunTranscript:
             keep=keep,
             keep_through=now.numbers[keep - 1] if keep else 0,
             expected=now.revision,
-            head=now.messages[:keep],
+            head=lambda: now.messages[:keep],
             tail=[
                 self._produced_form(m) if id(m) in produced else self._form(m)
                 for m in target[keep:]

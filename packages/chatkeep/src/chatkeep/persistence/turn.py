@@ -76,7 +76,9 @@ class Turn:
         self._thread_id = ctx.thread_id
         self._lease_ms = lease_ms
         self._token = token
-        self._work = UnitOfWork(layout, ctx.thread_id, ctx.run_id, lease_token=token)
+        self._work = UnitOfWork(
+            layout, ctx.thread_id, ctx.run_id, lease_token=token, reports=reports
+        )
         self._transcript = RunTranscript(ctx.run_id)
         self._committer = Committer(
             self._work, self._transcript, run_id=ctx.run_id, reports=reports
@@ -133,11 +135,10 @@ class Turn:
             pending_tool_calls=frozenset(_waiting_calls(opening)),
             activity_ids=frozenset(record.id for record in opening.activities),
         )
-        front = ensure_ids(merge.messages)
+        front = [*merge.messages[: merge.keep], *ensure_ids(merge.appended)]
         if merge.cut:
             newest = stored.numbers[-1]
-            numbered = self._layout.backend("messages") is not None
-            if numbered and ctx.seen is not None and newest > ctx.seen:
+            if not self._work.blind and ctx.seen is not None and newest > ctx.seen:
                 raise UnseenMessages(self._thread_id, seen=ctx.seen, newest=newest)
         regenerate = merge.kind == "regenerate"
         self._transcript.merged(front, merge.keep, regenerate=regenerate)
@@ -178,6 +179,8 @@ class Turn:
         except Exception as error:  # noqa: BLE001 - reported; foreign stores raise anything
             self._reports.failure("start", error, run_id=self._run_id)
             boundary.change = boundary.activities = None
+            # If the reply to this is lost, the run may be there: then it must be ended.
+            self._started = True
             await self._work.commit(boundary)
         self._started = True
         if boundary.activities is not None:
@@ -234,7 +237,7 @@ class Turn:
         if self._ended:
             return
         self._ended = True
-        self._close(ctx)
+        await self._close(ctx)
         if self._lease.lost is not None:
             self.completion.settle("failed", self._lease.lost)
             raise self._lease.lost
@@ -246,7 +249,8 @@ class Turn:
             boundary.activities = self._activities.plan(ctx.activities)
             await self._committer.commit(boundary, ctx.messages, patient=True)
         except RunConflict as error:
-            self._lost(error, "finish")
+            self._not_ours(error, "finish")
+            self.completion.settle("failed", error)
             raise
         except Exception as error:
             self._reports.failure("finish", error, run_id=self._run_id)
@@ -288,7 +292,7 @@ class Turn:
             self._reports.failure("interrupt", error, run_id=self._run_id)
             raise
         self._ended = True
-        self._close(ctx)
+        await self._close(ctx)
         self._show_seen(ctx)
         self.completion.settle("interrupted")
 
@@ -313,7 +317,7 @@ class Turn:
         """The run failed: record it, keep what a draft has of the answer."""
         if not self._ended:
             self._ended = True
-            self._close(ctx)
+            await self._close(ctx)
             if self._may_end():
                 failure = RunError(message=info.message, code=info.code)
                 await self._end_badly(ctx, "failed", failure, phase="error")
@@ -324,15 +328,15 @@ class Turn:
         if self._ended:
             return
         self._ended = True
-        self._close(ctx)
+        await self._close(ctx)
         if self._lease.lost is not None:
             self.completion.settle("failed", self._lease.lost)
             return
         if not self._may_end():
             self.completion.settle("aborted")
         elif await self._aborts_for_good(ctx, info):
-            await self._end_badly(ctx, "aborted", None, phase="abort")
-            self.completion.settle("aborted")
+            refused = await self._end_badly(ctx, "aborted", None, phase="abort")
+            self.completion.settle("aborted" if refused is None else "failed", refused)
         else:
             self.completion.settle("detached")
 
@@ -351,9 +355,9 @@ class Turn:
     def _may_end(self) -> bool:
         return self._started and self._lease.lost is None
 
-    def _close(self, ctx: ChatContext) -> None:
+    async def _close(self, ctx: ChatContext) -> None:
         if self._drafts is not None:
-            self._drafts.close(ctx)
+            await self._drafts.close(ctx)
         self._lease.stop(ctx)
 
     def _end_patch(
@@ -381,8 +385,9 @@ class Turn:
         error: RunError | None,
         *,
         phase: Phase,
-    ) -> None:
-        """Record that the run failed or was stopped. The transcript part (what a draft has
+    ) -> RunConflict | None:
+        """Record that the run failed or was stopped; what the store says if it is not ours to
+        end. The transcript part (what a draft has
         kept, a question whose start could not be written) is best effort; the run's end is
         written without it if need be, and reported if it cannot be written at all."""
         boundary = Boundary(run=self._end_patch(status, error), drop_draft=self._drop_draft)
@@ -401,11 +406,13 @@ class Turn:
                 boundary.change = boundary.cut = boundary.activities = None
                 await self._work.commit(boundary)
         except RunConflict as conflict:
-            self._lost(conflict, phase)
+            self._not_ours(conflict, phase)
+            return conflict
         except Exception as problem:  # noqa: BLE001 - reported; the run ends all the same
             self._reports.failure(phase, problem, run_id=self._run_id)
         else:
             self._show_seen(ctx)
+        return None
 
     def _kept(
         self, ctx: ChatContext, stop_reason: Literal["error", "aborted"]
@@ -417,16 +424,14 @@ class Turn:
         produced = self._transcript.produced(ctx.messages)
         return [*front, *self._drafts.rows(produced, self._run_id, stop_reason=stop_reason)]
 
-    def _lost(self, error: RunConflict, phase: Phase) -> None:
-        """The store says that the run is not ours to end."""
+    def _not_ours(self, error: RunConflict, phase: Phase) -> None:
         if error.reason == "lease-lost":
             self._lease.lose(error)
         self._reports.failure(phase, error, run_id=self._run_id)
-        self.completion.settle("failed", error)
 
     def _show_seen(self, ctx: ChatContext) -> None:
         newest = self._transcript.newest
-        if newest and self._layout.backend("messages") is not None:
+        if newest and not self._work.blind:
             ctx.terminal_metadata.setdefault("chatkeep", {})["seen"] = newest
 
 

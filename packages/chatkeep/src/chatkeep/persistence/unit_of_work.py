@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from chatkeep.backends import new_commit_id
 from chatkeep.errors import CompositionError, InterruptConflict, RunConflict, ThreadConflict
 from chatkeep.persistence.layout import PARTS, Layout, Part
+from chatkeep.persistence.reports import Reports
 from chatkeep.persistence.transcript import Change, CutAway
 from chatkeep.records import (
     ActivityRecord,
@@ -111,15 +112,23 @@ class UnitOfWork:
         thread_id: the thread.
         run_id: the run.
         lease_token: the run's token; None: no leases.
+        reports: told of activities that could not be written.
     """
 
     def __init__(
-        self, layout: Layout, thread_id: str, run_id: str, *, lease_token: str | None
+        self,
+        layout: Layout,
+        thread_id: str,
+        run_id: str,
+        *,
+        lease_token: str | None,
+        reports: Reports,
     ) -> None:
         self.layout = layout
         self.thread_id = thread_id
         self.run_id = run_id
         self._token = lease_token
+        self._reports = reports
         self._holds_lease = False
 
     @property
@@ -235,17 +244,26 @@ class UnitOfWork:
             ThreadConflict: another writer moved the thread; nothing of this try was written.
             RunConflict, InterruptConflict: see :class:`~chatkeep.stores.TurnCommit`.
             StoreError: a group failed; the groups before it are written and remembered.
+            (Activities in a store of their own are best effort and only reported.)
         """
         groups = self.layout.stretches(boundary.parts())
         if groups and self._must_prove_lease(groups[0], boundary):
             await self._prove_lease()
         for group in groups:
-            backend = self.layout.backend_of(group[0])
-            if backend is None:
-                await self._write_foreign(group[0], boundary)
-            else:
-                self._apply(boundary, group, await self._send(backend, group, boundary))
+            try:
+                await self._write(group, boundary)
+            except Exception as error:
+                if group != ["activities"]:
+                    raise
+                self._reports.failure("activities", error, run_id=self.run_id)
             boundary.done.update(group)
+
+    async def _write(self, group: list[Part], boundary: Boundary) -> None:
+        backend = self.layout.backend_of(group[0])
+        if backend is None:
+            await self._write_foreign(group[0], boundary)
+        else:
+            self._apply(boundary, group, await self._send(backend, group, boundary))
 
     def _must_prove_lease(self, group: Sequence[Part], boundary: Boundary) -> bool:
         # A group in the run's own backend carries the token; others cannot check it.
@@ -276,6 +294,9 @@ class UnitOfWork:
                 keep_through=change.keep_through, tail=change.tail, expected=change.expected
             )
         starts = isinstance(boundary.run, RunStart)
+        if starts and "run" in group:
+            # From here on the run may be there, also when the reply is lost.
+            self._holds_lease = self._token is not None
         token = self._token if self._in_run_backend(group) and self._holds_lease else None
         activities = boundary.activities if "activities" in group else None
         return await backend.commit_turn(
@@ -305,11 +326,6 @@ class UnitOfWork:
             change.settle(receipt.numbers, receipt.revision)
         if "run" in group:
             boundary.record = receipt.run
-            self._started(boundary)
-
-    def _started(self, boundary: Boundary) -> None:
-        if isinstance(boundary.run, RunStart):
-            self._holds_lease = boundary.run.lease_token is not None
 
     async def save_draft(self, rows: Sequence[ModelMessage]) -> None:
         """Put ``rows`` into the run's draft slot.
