@@ -43,8 +43,6 @@ __all__ = [
     "define_persistence",
     "define_run_store",
     "require",
-    "require_for_chat",
-    "require_for_reconstruct",
 ]
 
 _Function: TypeAlias = Callable[..., Awaitable[Any]]
@@ -315,8 +313,15 @@ def require(
 ) -> None:
     """Check a bag for ``what`` (an entry point's name), once, at construction.
 
-    ``stores`` must be there; a key of ``pairs`` that is there needs its partner; a store that
-    is there must have the ``tiers`` named for it. Stores are checked before pairs.
+    ``with_persistence`` asks for messages, and for runs where there are interrupts;
+    ``reconstruct_chat`` for messages.
+
+    Args:
+        persistence: the bag.
+        what: the entry point, for the message.
+        stores: must be there.
+        pairs: a key that is there needs its partner; checked after ``stores``.
+        tiers: what a store must have, if it is there.
 
     Raises:
         CompositionError: says what is missing and for whom.
@@ -328,7 +333,7 @@ def require(
     for key, partner in (pairs or {}).items():
         if key in present and partner not in present:
             raise CompositionError(
-                f"{what}: a {key} store needs a {partner} store beside it (or remove it: False)"
+                f"{what}: the {key} store needs a {partner} store beside it (or remove it: False)"
             )
     for key, needed in (tiers or {}).items():
         for tier in needed:
@@ -337,24 +342,6 @@ def require(
                     f"{what} needs {tier.__name__} of the {key} store, which "
                     f"{store_name(present[key])} does not have"
                 )
-
-
-def require_for_chat(persistence: _HasStores) -> None:
-    """The rule of ``with_persistence``: messages, and runs where there are interrupts.
-
-    Raises:
-        CompositionError: see :func:`require`.
-    """
-    require(persistence, "with_persistence", stores=["messages"], pairs={"interrupts": "runs"})
-
-
-def require_for_reconstruct(persistence: _HasStores) -> None:
-    """The rule of ``reconstruct_chat``: messages.
-
-    Raises:
-        CompositionError: see :func:`require`.
-    """
-    require(persistence, "reconstruct_chat", stores=["messages"])
 
 
 def capabilities(persistence: _HasStores) -> dict[StoreKey, frozenset[str]]:

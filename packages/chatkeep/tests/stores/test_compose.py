@@ -20,10 +20,11 @@ from chatkeep import (
     define_metadata_store,
     define_persistence,
     define_run_store,
+    hydrate_thread,
     memory_persistence,
     require,
+    with_persistence,
 )
-from chatkeep.compose import require_for_chat, require_for_reconstruct
 from chatkeep.stores import PagedMessages, RevisionedMessages
 
 pytestmark = pytest.mark.anyio
@@ -206,19 +207,19 @@ async def test_wrapped_and_partial_async_functions_are_async() -> None:
 
 
 async def test_chat_needs_messages_and_runs_beside_interrupts(memory: Persistence) -> None:
-    require_for_chat(memory)
-    require_for_chat(compose_persistence(memory, overrides={"interrupts": False, "runs": False}))
+    with_persistence(memory)
+    with_persistence(compose_persistence(memory, overrides={"interrupts": False, "runs": False}))
     with pytest.raises(CompositionError, match="with_persistence needs a messages store"):
-        require_for_chat(compose_persistence(memory, overrides={"messages": False, "runs": False}))
+        with_persistence(compose_persistence(memory, overrides={"messages": False, "runs": False}))
     with pytest.raises(CompositionError, match="interrupts store needs a runs store"):
-        require_for_chat(compose_persistence(memory, overrides={"runs": False}))
+        with_persistence(compose_persistence(memory, overrides={"runs": False}))
 
 
-async def test_reconstruct_needs_messages_only(memory: Persistence) -> None:
+async def test_reading_needs_messages_only(memory: Persistence) -> None:
     only = define_persistence({"messages": memory.stores.messages})
-    require_for_reconstruct(only)
-    with pytest.raises(CompositionError, match="reconstruct_chat needs a messages store"):
-        require_for_reconstruct(define_persistence({"runs": memory.stores.runs}))
+    assert (await hydrate_thread(only, "t"))["messages"] == []
+    with pytest.raises(CompositionError, match="needs a messages store"):
+        await hydrate_thread(define_persistence({"runs": memory.stores.runs}), "t")
 
 
 async def test_a_missing_tier_is_named_with_its_store(memory: Persistence) -> None:
