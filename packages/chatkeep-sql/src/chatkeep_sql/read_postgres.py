@@ -147,7 +147,10 @@ def _statement(tables: Tables, shape: _Shape) -> TextClause:
     if shape.drafts:
         what = array("r.run_id", "d.updated_at", "d.body", "d.format")
         source = f"{n.drafts} AS d JOIN {n.runs} AS r ON r.run_no = d.run_no"
-        parts.append(f"'drafts', {rows(what, source, f'd.{mine}', 'd.run_no')}")
+        # A draft that was on its way while its run's last commit deleted it may come in behind
+        # (that statement's snapshot is older than the draft): an ended run has none.
+        mine_and_open = f"d.{mine} AND r.status IN ('running', 'interrupted')"
+        parts.append(f"'drafts', {rows(what, source, mine_and_open, 'd.run_no')}")
     sql = (
         f"WITH head AS MATERIALIZED (SELECT {', '.join(HEAD_COLUMNS)} FROM {n.threads}"
         " WHERE key = CAST(:by_key AS bytea))"
