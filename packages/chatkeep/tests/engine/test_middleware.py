@@ -39,7 +39,12 @@ from chatkeep.engine import (
     failure_of,
 )
 from chatkeep.engine.publish import MAX_WAITING_EMITS
-from chatkeep.errors import ChatkeepError, CompositionError, InvalidValue
+from chatkeep.errors import (
+    ChatkeepError,
+    CompositionError,
+    InterruptResumeError,
+    InvalidValue,
+)
 from chatkeep.testkit.event_order import check_events
 from chatkeep.testkit.played import PlayedModel, TraceMiddleware, collect
 
@@ -384,6 +389,40 @@ async def test_a_broken_promise_to_provide_fails_the_run() -> None:
 
     events, _ = await run(Liar())
     assert "'liar' declares that it provides 'clock'" in events[-1]["message"]
+
+
+async def test_providing_twice_is_warned_about_and_the_last_wins(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Again(Provides):
+        async def setup(self, ctx: ChatContext) -> None:
+            ctx.provide(CLOCK, "tock")
+
+    consumer = Requires()
+    await run(Provides(), Again(), consumer)
+    assert consumer.got == "tock"
+    assert "'clock' is provided twice" in caplog.text
+
+
+async def test_a_refused_resume_of_a_middleware_reaches_the_wire_with_its_errors() -> None:
+    errors = [{"scope": "item", "code": "stale", "message": "gone", "interruptId": "i"}]
+
+    def refuse(_phase: str, _config: ChatConfig) -> None:
+        raise InterruptResumeError(errors)
+
+    trace = TraceMiddleware()
+    events, _ = await run(Configures(refuse), trace)
+    assert types(events) == ["RUN_STARTED", "RUN_ERROR"]
+    assert events[-1]["code"] == "stale"
+    assert events[-1]["metadata"]["tanstack"]["interruptErrors"] == errors
+    assert "onStart:init" not in trace.lines
+    assert trace.error is not None
+
+
+async def test_a_middleware_that_deals_with_answers_clears_them() -> None:
+    taken = Configures(lambda phase, _: {"resume": []} if phase == "init" else None)
+    events, _ = await run(taken, resume=[{"interruptId": "i", "status": "cancelled"}])
+    assert types(events)[-1] == "RUN_FINISHED"
 
 
 async def test_an_absent_capability_is_optional_when_asked_so() -> None:

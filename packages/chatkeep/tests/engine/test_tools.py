@@ -22,6 +22,7 @@ from pydantic import BaseModel
 
 from chatkeep.engine import (
     BeforeToolDecision,
+    ChatConfig,
     ChatContext,
     ChatMiddleware,
     Event,
@@ -187,6 +188,35 @@ async def test_a_client_tool_is_a_failed_result_that_says_why() -> None:
     run = await batch(calls(("c", "cli", "{}")), client_tool("cli"), returning(1))
     assert "runs in the browser" in run.failed()
     assert not any(line.startswith("onBeforeToolCall") for line in run.trace.lines)
+
+
+async def test_a_tool_that_needs_approval_is_never_executed_unasked() -> None:
+    """Not even when a middleware brings it in, past the check of ``chat()``."""
+
+    def send(_: Any) -> None:
+        raise AssertionError("executed")
+
+    needy = define_tool(name="t", execute=send, needs_approval=True)
+
+    class Adds(ChatMiddleware):
+        async def on_config(self, ctx: ChatContext, config: ChatConfig) -> dict[str, Any]:
+            return {"tools": [needy]}
+
+    run = await batch(calls(("c", "t", "{}")), middleware=(Adds(),))
+    assert "needs approval" in run.failed()
+
+
+async def test_a_browsers_schema_costs_the_server_nothing() -> None:
+    """A pattern that takes ages to match is not tried: the browser checks its own tools."""
+    evil = {"properties": {"x": {"pattern": "^(a+)+$"}}}
+    arguments = '{"x":"' + "a" * 40 + '!"}'
+    began = time.perf_counter()
+    run = await batch(
+        calls(("c", "cli", arguments)),
+        client_tools=[{"name": "cli", "description": "", "parameters": evil}],
+    )
+    assert "runs in the browser" in run.failed()
+    assert time.perf_counter() - began < 60
 
 
 async def test_tools_of_the_request_are_client_tools_and_the_servers_win() -> None:

@@ -17,14 +17,14 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final, cast
 
-from ag_ui.core import EventType, RunErrorEvent, RunFinishedEvent, TokenUsage
+from ag_ui.core import EventType, RunErrorEvent, RunFinishedEvent
 from anyio import move_on_after
 
 from chatkeep.engine import events
 from chatkeep.engine.abort import CANCEL_REQUESTED, Aborted, AbortSignal, Gate
 from chatkeep.engine.adapter import ModelAdapter, ModelRequest
 from chatkeep.engine.channel import Channel
-from chatkeep.engine.failure import Failure, failure_of
+from chatkeep.engine.failure import failure_of
 from chatkeep.engine.hooks import Hooks, check_capabilities
 from chatkeep.engine.middleware import (
     AbortInfo,
@@ -40,15 +40,14 @@ from chatkeep.engine.middleware import (
     LoopState,
     Phase,
     ToolPhaseInfo,
-    Usage,
 )
 from chatkeep.engine.publish import Publisher
 from chatkeep.engine.runtime import Runtime
+from chatkeep.engine.terminal import Terminal
 from chatkeep.engine.tool_phase import ToolExecution, ToolPhase
 from chatkeep.engine.tools import Tool, tools_by_name
 from chatkeep.engine.transcript import Transcript
 from chatkeep.engine.turn import Turn
-from chatkeep.engine.usage import add_usage, leftovers, usage_to_wire
 from chatkeep.errors import CompositionError, InterruptResumeError, ProviderError
 from chatkeep.messages import provider_view
 from chatkeep.records import ActivityRecord, ModelMessage
@@ -133,10 +132,8 @@ class Run:
         )
         self._tools: dict[str, Tool] = {}
         self._began = 0.0
-        self._usage: Usage | None = None
-        self._usages: list[TokenUsage] = []
+        self._terminal = Terminal(context)
         self._last: Turn | None = None
-        self._last_metadata: Mapping[str, Any] = {}
         self._tool_calls = 0
 
     @property
@@ -373,13 +370,10 @@ class Run:
                 await runtime.publisher.pipe(event)
         seen = await runtime.publisher.observe(ended)
         if turn.usage is not None:
-            self._usage = add_usage(self._usage, turn.usage)
-            named = ended.usage[0] if ended.usage else TokenUsage()
-            entry = usage_to_wire(turn.usage, provider=named.provider, model=named.model)
-            self._usages.append(entry)
+            self._terminal.count(turn.usage, ended)
             await runtime.hooks.call("on_usage", turn.usage)
         last = events.normalized(seen[-1]) if seen else events.normalized(ended)
-        self._last_metadata = last.metadata or {}
+        self._terminal.remember(last)
         if isinstance(last, RunErrorEvent):
             raise ProviderError(last.message, provider_code=last.code, raw_event=last.raw_event)
 
@@ -420,27 +414,6 @@ class Run:
     def _elapsed(self) -> float:
         return (time.perf_counter() - self._began) * 1000
 
-    def _metadata(self, **tanstack: Any) -> dict[str, Any]:
-        """Metadata of the terminal: the last call's, ours, then what hooks put there."""
-        model = self._options.adapter.model
-        own: dict[str, Any] = {"model": model} if model else {}
-        rest = leftovers(self._usage) if self._usage else {}
-        if rest:
-            own["usage"] = rest
-        own.update(tanstack)
-        last = dict(self._last_metadata)
-        inner = last.get("tanstack")
-        if isinstance(inner, Mapping):
-            bag = dict(cast("Mapping[str, Any]", inner))
-            bag.pop("finishReason", None)
-            bag.pop("usage", None)
-            last["tanstack"] = bag
-        merged = events.merge_metadata(last, {"tanstack": own})
-        merged = events.merge_metadata(merged, self._runtime.context.terminal_metadata)
-        if not merged["tanstack"]:
-            del merged["tanstack"]
-        return merged
-
     async def _finished(self, reason: FinishReason | None) -> Event:
         runtime = self._runtime
         runtime.gate.close()
@@ -448,7 +421,7 @@ class Run:
             finish_reason=reason,
             duration_ms=self._elapsed(),
             content=self._last.content if self._last is not None else "",
-            usage=self._usage,
+            usage=self._terminal.usage,
         )
         failures = await runtime.hooks.every("on_finish", info)
         try:
@@ -456,13 +429,8 @@ class Run:
         except Exception as late:  # noqa: BLE001 - becomes the terminal
             failures.append(late)
         if failures:
-            return self._error_event(failure_of(failures[0]))
-        return events.run_finished(
-            thread_id=self._options.thread_id,
-            run_id=self._options.run_id,
-            usage=self._usages,
-            metadata=self._metadata(**({} if reason is None else {"finishReason": reason})),
-        )
+            return self._terminal.failed(failure_of(failures[0]))
+        return self._terminal.finished(reason)
 
     async def _failed(self, error: Exception) -> Event:
         self._runtime.gate.close()
@@ -474,20 +442,7 @@ class Run:
             duration_ms=self._elapsed(),
         )
         await self._runtime.hooks.every("on_error", info)
-        return self._error_event(failure)
-
-    def _error_event(self, failure: Failure) -> Event:
-        return events.run_error(
-            message=failure.message,
-            code=failure.code,
-            usage=self._usages,
-            metadata=self._metadata(
-                runId=self._options.run_id,
-                threadId=self._options.thread_id,
-                **failure.details,
-            ),
-            raw_event=failure.raw_event,
-        )
+        return self._terminal.failed(failure)
 
     async def _aborted(self, reason: str | None) -> Event:
         self._runtime.gate.close()
@@ -498,13 +453,7 @@ class Run:
             duration_ms=self._elapsed(),
         )
         await self._runtime.hooks.every("on_abort", info)
-        return events.run_finished(
-            thread_id=self._options.thread_id,
-            run_id=self._options.run_id,
-            usage=self._usages,
-            metadata=self._metadata(),
-            cancelled=True,
-        )
+        return self._terminal.cancelled()
 
     async def _deferred(self) -> None:
         deferred = self._runtime.context.deferred

@@ -11,6 +11,7 @@ change replaces the dict. Persistence finds what is new by object identity.
 from __future__ import annotations
 
 import enum
+import logging
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -66,6 +67,7 @@ Phase = Literal[
 InterruptBoundary = Literal["beforeModel", "afterModel", "beforeTools", "afterTools"]
 
 _T = TypeVar("_T")
+_LOG: Final = logging.getLogger("chatkeep.engine")
 
 
 class _Drop(enum.Enum):
@@ -274,7 +276,9 @@ class ChatContext:
         self._declared = dict(providers)
 
     def provide(self, capability: Capability[_T], value: _T) -> None:
-        """Publish a capability; the last provider wins."""
+        """Publish a capability; the last provider wins, with a warning."""
+        if capability in self._capabilities:
+            _LOG.warning("capability %r is provided twice; the later one wins", capability.name)
         self._capabilities[capability] = value
 
     @overload

@@ -36,6 +36,10 @@ NO_CLIENT_TOOLS: Final = (
     "Tool {name} runs in the browser, and this version of chatkeep cannot pause a run for it"
 )
 
+NO_APPROVALS: Final = (
+    "Tool {name} needs approval, and this version of chatkeep cannot pause a run to ask for it"
+)
+
 
 @dataclass(slots=True)
 class _Planned:
@@ -103,6 +107,11 @@ class ToolPhase:
         if tool is None:
             self._fail(planned, f"Unknown tool: {call.name}")
             return False
+        if tool.is_client or tool.needs_approval:
+            # Not validated: a browser's schema is not to be trusted with our time.
+            why = NO_CLIENT_TOOLS if tool.is_client else NO_APPROVALS
+            self._fail(planned, why.format(name=tool.name))
+            return False
         try:
             planned.args = call.parse()
         except ValueError as error:
@@ -110,9 +119,6 @@ class ToolPhase:
             self._fail(planned, f"Arguments of tool {call.name} are not JSON ({error}): {text}")
             return False
         if not self._fits(planned):
-            return False
-        if tool.is_client:
-            self._fail(planned, NO_CLIENT_TOOLS.format(name=tool.name))
             return False
         info = ToolCallInfo(
             tool_call_id=call.identity, tool_name=tool.name, tool=tool, args=planned.args
