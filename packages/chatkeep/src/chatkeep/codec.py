@@ -76,7 +76,9 @@ def encode(value: Any, path: str = "$") -> bytes:
     """
     plain = _normalize(value, path, 0)
     try:
-        return orjson.dumps(plain)
+        # A copy: what orjson returns keeps the buffer that it was written in, 4 KB and more for
+        # the smallest value, for as long as the bytes live (an event log, the memory backend).
+        return bytes(memoryview(orjson.dumps(plain)))
     except (TypeError, RecursionError):
         # Only integers beyond 64 bits are left for orjson to refuse after _normalize.
         return b" " + json.dumps(plain, ensure_ascii=False, separators=(",", ":")).encode()

@@ -8,6 +8,7 @@ import decimal
 import enum
 import json
 import math
+import tracemalloc
 import uuid
 from typing import Any
 
@@ -201,3 +202,13 @@ def test_bytes_that_are_no_json_are_an_error_and_never_read_as_empty(body: bytes
 def test_a_digest_tells_bodies_apart_and_has_16_bytes() -> None:
     assert len(codec.digest(b"1")) == 16
     assert codec.digest(codec.encode(1)) != codec.digest(codec.encode(1.0))
+
+
+def test_bytes_that_are_kept_cost_no_more_than_they_hold() -> None:
+    """Event logs and the memory backend keep them by the thousand."""
+    value = {"type": "TEXT_MESSAGE_CONTENT", "delta": "word"}
+    tracemalloc.start()
+    kept = [codec.encode(value) for _ in range(1_000)]
+    size, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert size < 1_000 * (len(kept[0]) + 100)
