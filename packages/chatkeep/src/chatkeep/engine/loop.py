@@ -368,6 +368,7 @@ class Run:
         if not isinstance(ended, RunErrorEvent):
             for event in turn.close():
                 await runtime.publisher.pipe(event)
+            runtime.publisher.close_spans(steps=False)
         seen = await runtime.publisher.observe(ended)
         if turn.usage is not None:
             self._terminal.count(turn.usage, ended)
@@ -417,6 +418,7 @@ class Run:
     async def _finished(self, reason: FinishReason | None) -> Event:
         runtime = self._runtime
         runtime.gate.close()
+        runtime.publisher.close_spans()
         info = FinishInfo(
             finish_reason=reason,
             duration_ms=self._elapsed(),

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from ag_ui.core import (
+    CustomEvent,
     EventType,
     ReasoningEndEvent,
     ReasoningMessageEndEvent,
@@ -92,13 +93,17 @@ class Spans:
     def _key(place: tuple[str, str], event: Event) -> tuple[str, str, str | None]:
         return place[0], getattr(event, place[1]), getattr(event, "subagent_run_id", None)
 
-    def closing(self) -> list[Event]:
-        """The ends of everything open, innermost first; nothing is open afterwards."""
+    def closing(self, *, steps: bool) -> list[Event]:
+        """The ends of everything open, innermost first, with or without the steps; it is closed
+        afterwards."""
         ends: list[Event] = []
-        for kind, key, subagent in reversed(self._open):
+        for place in list(reversed(self._open)):
+            kind, key, subagent = place
+            if kind == "step" and not steps:
+                continue
             end = _ENDINGS[kind](key)
             ends.append(end if subagent is None else with_changes(end, subagent_run_id=subagent))
-        self._open.clear()
+            del self._open[place]
         return ends
 
 
@@ -179,13 +184,16 @@ class Publisher:
     def _send(self, event: Event) -> None:
         if event.__pydantic_extra__:
             event = normalized(event)
+        if isinstance(event, CustomEvent) and event.value is None:
+            event = with_changes(event, value={})  # AG-UI requires a value
         if event.timestamp is None:
             event = with_changes(event, timestamp=now_ms())
         self._channel.put(event)
 
-    def close_spans(self) -> None:
-        """Publish the ends of what is open, past every hook: the run stops here."""
-        for end in self._spans.closing():
+    def close_spans(self, *, steps: bool = True) -> None:
+        """Publish the ends of what is open, past every hook: the run stops here, or a model call
+        has ended whose ends a hook dropped (steps may last longer than a call)."""
+        for end in self._spans.closing(steps=steps):
             self._send(end)
 
     # ------------------------------------------------------------ events emitted on the side
