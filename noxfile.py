@@ -108,18 +108,20 @@ def tests_postgres(session: nox.Session) -> None:
 def tests_wire(session: nox.Session) -> None:
     """The official AG-UI client, in Node, against our stream."""
     install(session, "test", "postgres", "node")
-    modules = node_modules(session, ROOT / "tests" / "wire" / "package.json")
-    pytest(session, "-m", "node", env={"CHATKEEP_TEST_NODE_MODULES": str(modules)})
+    modules = node_modules(session, ROOT / "tests" / "wire")
+    env = {"CHATKEEP_TEST_NODE_MODULES": str(modules)}
+    pytest(session, "tests/wire", "tests/e2e", "-m", "node", env=env)
 
 
-def node_modules(session: nox.Session, manifest: Path) -> Path:
-    """Install the npm packages of a ``package.json``, in a folder beside the session's."""
-    # npm comes from the session's own packages: no Node.js on the machine is needed.
+def node_modules(session: nox.Session, folder: Path) -> Path:
+    """Install the npm packages that ``folder`` locks, beside the session's own."""
+    # npm comes from the session's packages too: no Node.js on the machine is needed.
     place = Path(session.virtualenv.location) / "npm"
     place.mkdir(exist_ok=True)
-    shutil.copy(manifest, place / "package.json")
+    for name in ("package.json", "package-lock.json"):
+        shutil.copy(folder / name, place)
     with session.chdir(place):
-        session.run("npm", "install", "--no-audit", "--no-fund", "--no-package-lock")
+        session.run("npm", "ci", "--no-audit", "--no-fund")
     return place / "node_modules"
 
 
