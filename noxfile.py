@@ -12,7 +12,6 @@ says how to get it. Tests that need PostgreSQL start a server of their own unles
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 
