@@ -28,9 +28,10 @@ from chatkeep.stores import (
 
 __all__ = ["Machine", "Pair", "Side"]
 
-THREADS = ("t", "t:1", "subagent:r1")
-RUNS = ("r1", "r2", "r3")
-INTERRUPTS = ("i1", "i2")
+# The first of each comes up most: calls must meet to show anything.
+THREADS = ("t", "t", "t", "t:1", "subagent:r1")
+RUNS = ("r1", "r1", "r2", "r3")
+INTERRUPTS = ("i1", "i1", "i2")
 T0 = 1_700_000_000_000
 
 threads = st.sampled_from(THREADS)
@@ -40,7 +41,8 @@ tokens = st.sampled_from((None, "a", "b"))
 statuses = st.sampled_from(("running", "interrupted", "completed", "failed", "aborted"))
 message_ids = st.sampled_from((None, "m1", "m2", "m3", "m4"))
 texts = st.sampled_from(("", "x", "é\x00", "😀"))
-values = st.sampled_from((0, 1, 1.0, True, None, "", [], {}, {"a.b": [None]}, 2**70))
+values = st.sampled_from((None, 1, 1.0, True, "", {"a.b": [None]}, 2**70))
+responses = st.sampled_from((None, UNSET, False, None, {"ok": [1.0]}))
 leases = st.sampled_from((-1, 10**9))
 """Milliseconds: run out from the start, or far away. Nothing in between depends on a clock."""
 
@@ -49,7 +51,7 @@ _message = st.builds(
         **({} if name is None else {"id": name}),
         "role": role,
         "content": text,
-        **({} if extra is None else {"metadata": {"v": extra}}),
+        **({} if extra is None else {"metadata": {"v": extra}, "x_new": [extra]}),
     },
     message_ids,
     st.sampled_from(("user", "assistant")),
@@ -156,9 +158,23 @@ class Machine(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         self.pair, self.run = self.start()
+        self.started: list[tuple[str, str]] = []
+        self.asked: list[tuple[str, str, str]] = []
         self.sent: list[tuple[str, tuple[TurnCommit, TurnCommit]]] = []
         self.deletes = 0
         self.count("examples")
+
+    def driven(self, pick: int, thread: str, run: str) -> tuple[str, str]:
+        """Mostly a run that was started; else the one given."""
+        return (
+            self.started[-1 - pick % len(self.started)] if self.started and pick else (thread, run)
+        )
+
+    def waiting(self, pick: int, thread: str, run: str, name: str) -> tuple[str, str, str]:
+        """Mostly an interrupt that was created; else the one given."""
+        return (
+            self.asked[-1 - pick % len(self.asked)] if self.asked and pick else (thread, run, name)
+        )
 
     # -- both sides -----------------------------------------------------------------
 
@@ -256,11 +272,11 @@ class Machine(RuleBasedStateMachine):
     def save_thread(self, thread: str, rows: list[Any], more: list[Any]) -> None:
         self.both(lambda s: s.stores.messages.save_thread(thread, [*rows, *more]), thread=thread)
 
-    @rule(thread=threads, keep=st.integers(-1, 6), rows=messages, back=st.integers(0, 3))
+    @rule(thread=threads, keep=st.integers(-1, 6), rows=messages, back=st.integers(0, 5))
     def splice_thread(self, thread: str, keep: int, rows: list[Any], back: int) -> None:
         self.both(
             lambda s: s.stores.messages.splice_thread(
-                thread, keep=keep, tail=rows, expected=s.at(thread, back // 2)
+                thread, keep=keep, tail=rows, expected=s.at(thread, back // 4)
             ),
             thread=thread,
             show=lambda s, r: (
@@ -275,7 +291,7 @@ class Machine(RuleBasedStateMachine):
         rank=st.integers(0, 8),
         rows=messages,
         back=st.integers(-1, 3),
-        archive=st.booleans(),
+        archive=st.sampled_from((True, True, True, False)),
     )
     def commit_splice(
         self, thread: str, rank: int, rows: list[Any], back: int, archive: bool
@@ -294,24 +310,6 @@ class Machine(RuleBasedStateMachine):
             ),
         )
 
-    @rule(thread=threads, limit=st.integers(0, 4), rank=st.integers(-1, 8))
-    def load_page(self, thread: str, limit: int, rank: int) -> None:
-        self.both(
-            lambda s: s.stores.messages.load_page(
-                thread, limit=limit, before=None if rank < 0 else s.number(thread, rank)
-            ),
-            show=lambda s, p: (
-                p.messages,
-                [s.rank(thread, n) for n in p.numbers],
-                p.truncated,
-                p.cursor is not None and s.rank(thread, p.cursor),
-            ),
-        )
-
-    @rule(thread=threads)
-    def list_cuts(self, thread: str) -> None:
-        self._cuts(thread, step=True)
-
     def _cuts(self, thread: str, *, step: bool) -> None:
         async def call(side: Side) -> list[Any]:
             cuts = await side.stores.messages.list_cuts(thread)
@@ -321,73 +319,79 @@ class Machine(RuleBasedStateMachine):
                 side.learn(thread, cut.numbers)
             return list(zip(cuts, bodies, strict=True))
 
-        self.both(
-            call,
-            show=lambda s, rows: [
+        def show(side: Side, rows: list[Any]) -> list[Any]:
+            return [
                 (
-                    [s.rank(thread, n) for n in cut.numbers],
+                    [side.rank(thread, n) for n in cut.numbers],
                     cut.message_ids,
                     cut.run_id,
                     cut.extra,
                     bodies,
                 )
                 for cut, bodies in rows
-            ],
-            step=step,
-        )
+            ]
 
-    @rule(thread=threads, index=st.integers(0, 4), back=st.integers(0, 4))
-    def restore_cut(self, thread: str, index: int, back: int) -> None:
-        self.both(
-            lambda s: s.stores.messages.restore_cut(
-                thread, s.cut(thread, index), expected=s.at(thread, back // 4)
-            ),
-            thread=thread,
-            show=lambda s, r: s.revision(thread, r.revision),
-        )
+        self.both(call, show=show, step=step)
+
+    @rule(
+        thread=threads,
+        what=st.sampled_from(("restore", "restore", "append", "purge", "erase")),
+        index=st.integers(0, 4),
+        back=st.integers(0, 4),
+        run=runs,
+        rows=messages,
+    )
+    def cuts(
+        self, thread: str, what: str, index: int, back: int, run: str, rows: list[Any]
+    ) -> None:
         self._cuts(thread, step=False)
-
-    @rule(thread=threads, run=runs, index=st.integers(0, 4), rows=messages)
-    def cut_append(self, thread: str, run: str, index: int, rows: list[Any]) -> None:
-        self.commit(
-            thread,
-            lambda s, c: TurnCommit(
-                commit_id=c,
-                thread_id=thread,
-                run_id=run,
-                cut_append=CutAppend(cut_id=s.cut(thread, index), messages=rows),
-            ),
-        )
+        if what == "append":
+            self.commit(
+                thread,
+                lambda s, c: TurnCommit(
+                    commit_id=c,
+                    thread_id=thread,
+                    run_id=run,
+                    cut_append=CutAppend(cut_id=s.cut(thread, index), messages=rows),
+                ),
+            )
+        else:
+            calls: dict[str, Callable[[Side], Awaitable[Any]]] = {
+                "restore": lambda s: s.stores.messages.restore_cut(
+                    thread, s.cut(thread, index), expected=s.at(thread, back // 4)
+                ),
+                "purge": lambda s: s.stores.messages.purge_cuts(
+                    thread, before=0 if index else 2**53
+                ),
+                "erase": lambda s: s.persistence.erase_messages(thread, [f"m{index}"]),
+            }
+            self.both(
+                calls[what],
+                thread=thread,
+                show=lambda s, r: r if isinstance(r, int) else s.revision(thread, r.revision),
+            )
         self._cuts(thread, step=False)
-
-    @rule(thread=threads, future=st.sampled_from((0, 2**53)))
-    def purge_cuts(self, thread: str, future: int) -> None:
-        self.both(
-            lambda s: s.stores.messages.purge_cuts(thread, before=future),
-            thread=thread,
-            show=lambda _, n: n,
-        )
-
-    @rule(thread=threads, name=st.sampled_from(("m1", "m2", "none")))
-    def erase_messages(self, thread: str, name: str) -> None:
-        self.both(
-            lambda s: s.persistence.erase_messages(thread, [name]),
-            thread=thread,
-            show=lambda _, n: n,
-        )
 
     # -- runs ---------------------------------------------------------------------------
 
-    @rule(thread=threads, run=runs, at=st.integers(0, 2), status=statuses, token=tokens, ms=leases)
+    @rule(
+        thread=threads,
+        run=runs,
+        at=st.integers(0, 2),
+        status=st.sampled_from(("running", "running", "running", "interrupted", "completed")),
+        token=tokens,
+        ms=leases,
+    )
     def create_or_resume(
         self, thread: str, run: str, at: int, status: Any, token: str | None, ms: int
     ) -> None:
+        self.started.append((thread, run))
         self.both(
             lambda s: s.stores.runs.create_or_resume(
                 run,
                 thread,
                 started_at=T0 + at,
-                status=status if at else "running",
+                status=status,
                 parent_run_id="r1" if run == "r2" else None,
                 lease_token=token,
                 lease_ms=ms,
@@ -396,32 +400,64 @@ class Machine(RuleBasedStateMachine):
             show=lambda _, r: _run(r),
         )
 
-    @rule(thread=threads, run=runs, token=tokens, ms=leases, name=st.none() | names)
+    @rule(
+        pick=st.integers(0, 3),
+        asked=st.integers(0, 3),
+        claim=st.booleans(),
+        thread=threads,
+        run=runs,
+        name=names,
+        token=tokens,
+        ms=leases,
+    )
     def start_run(
-        self, thread: str, run: str, token: str | None, ms: int, name: str | None
+        self,
+        pick: int,
+        asked: int,
+        claim: bool,
+        thread: str,
+        run: str,
+        name: str,
+        token: str | None,
+        ms: int,
     ) -> None:
+        thread, run = self.driven(pick // 2, thread, run)
+        if claim:
+            thread, _, name = self.waiting(asked, thread, run, name)
+        self.started.append((thread, run))
         self.commit(
             thread,
             lambda _, c: TurnCommit(
                 commit_id=c,
                 thread_id=thread,
                 run_id=run,
-                claims=[] if name is None else [InterruptRef(interrupt_id=name)],
+                claims=[InterruptRef(interrupt_id=name)] if claim else [],
                 run=RunStart(run_id=run, started_at=T0, lease_token=token, lease_ms=ms),
             ),
         )
 
     @rule(
+        pick=st.integers(0, 3),
         run=runs,
-        thread=st.none() | threads,
+        thread=threads,
+        bare=st.booleans(),
         status=st.none() | statuses,
         usage=st.sampled_from((UNSET, None, {"n": 1}, {"n": 2.0})),
         lost=st.booleans(),
         token=tokens,
     )
     def update_run(
-        self, run: str, thread: str | None, status: Any, usage: Any, lost: bool, token: str | None
+        self,
+        pick: int,
+        run: str,
+        thread: str,
+        bare: bool,
+        status: Any,
+        usage: Any,
+        lost: bool,
+        token: str | None,
     ) -> None:
+        thread, run = self.driven(pick, thread, run)
         patch = RunPatch(
             status=UNSET if status is None else status,
             usage=usage,
@@ -429,43 +465,49 @@ class Machine(RuleBasedStateMachine):
             extra={"mark": 1} if lost else {},
         )
         self.both(
-            lambda s: s.stores.runs.update(run, patch, thread_id=thread, lease_token=token),
+            lambda s: s.stores.runs.update(
+                run, patch, thread_id=None if bare else thread, lease_token=token
+            ),
             thread=thread,
         )
 
-    @rule(run=runs, thread=st.none() | threads)
-    def get_run(self, run: str, thread: str | None) -> None:
-        self.both(lambda s: s.stores.runs.get(run, thread_id=thread), show=lambda _, r: _run(r))
-
-    @rule(thread=threads)
-    def find_active_run(self, thread: str) -> None:
-        self.both(lambda s: s.stores.runs.find_active_run(thread), show=lambda _, r: _run(r))
-
-    @rule(parents=st.lists(runs, min_size=1, max_size=3))
-    def list_children(self, parents: list[str]) -> None:
-        self.both(
-            lambda s: s.stores.runs.list_by_parent_runs(parents),
-            show=lambda _, found: {k: [_run(r) for r in rows] for k, rows in found.items()},
-        )
-
-    @rule(thread=threads, run=runs, token=st.sampled_from(("a", "b")), ms=leases)
-    def renew_lease(self, thread: str, run: str, token: str, ms: int) -> None:
-        self.both(
-            lambda s: s.backend.renew_lease(thread, run, token, ms),
-            thread=thread,
-            show=lambda _, r: _run(r),
-        )
-
-    @rule(thread=threads, run=runs, rows=messages, token=tokens)
-    def save_draft(self, thread: str, run: str, rows: list[Any], token: str | None) -> None:
-        self.both(
-            lambda s: s.backend.save_draft(thread, run, rows, lease_token=token), thread=thread
-        )
+    @rule(
+        pick=st.integers(0, 3),
+        thread=threads,
+        run=runs,
+        rows=messages,
+        token=tokens,
+        ms=leases,
+        draft=st.booleans(),
+    )
+    def drive(
+        self,
+        pick: int,
+        thread: str,
+        run: str,
+        rows: list[Any],
+        token: str | None,
+        ms: int,
+        draft: bool,
+    ) -> None:
+        thread, run = self.driven(pick, thread, run)
+        if draft:
+            self.both(
+                lambda s: s.backend.save_draft(thread, run, rows, lease_token=token),
+                thread=thread,
+            )
+        else:
+            self.both(
+                lambda s: s.backend.renew_lease(thread, run, token or "c", ms),
+                thread=thread,
+                show=lambda _, r: _run(r),
+            )
 
     # -- interrupts -----------------------------------------------------------------------
 
     @rule(thread=threads, run=runs, name=names, at=st.integers(0, 1), value=values)
     def create_interrupt(self, thread: str, run: str, name: str, at: int, value: Any) -> None:
+        self.asked.append((thread, run, name))
         record = InterruptRecord(
             interrupt_id=name,
             run_id=run,
@@ -475,13 +517,26 @@ class Machine(RuleBasedStateMachine):
         )
         self.both(lambda s: s.stores.interrupts.create(record), thread=thread, show=lambda _, r: r)
 
-    @rule(thread=threads, name=names, run=st.none() | runs, value=values, yes=st.booleans())
-    def settle(self, thread: str, name: str, run: str | None, value: Any, yes: bool) -> None:
+    @rule(
+        pick=st.integers(0, 3),
+        thread=threads,
+        name=names,
+        run=runs,
+        bare=st.booleans(),
+        value=responses,
+        yes=st.booleans(),
+    )
+    def settle(
+        self, pick: int, thread: str, name: str, run: str, bare: bool, value: Any, yes: bool
+    ) -> None:
+        thread, run, name = self.waiting(pick, thread, run, name)
+        run_id = None if bare else run
+
         def call(side: Side) -> Awaitable[Any]:
             store = side.stores.interrupts
             if yes:
-                return cast("Awaitable[Any]", store.resolve(thread, name, value, run_id=run))
-            return cast("Awaitable[Any]", store.cancel(thread, name, run_id=run))
+                return cast("Awaitable[Any]", store.resolve(thread, name, value, run_id=run_id))
+            return cast("Awaitable[Any]", store.cancel(thread, name, run_id=run_id))
 
         self.both(call, thread=thread)
 
@@ -490,16 +545,10 @@ class Machine(RuleBasedStateMachine):
         answers = [InterruptAnswer(interrupt_id=n, run_id=r, response=n) for n, r in wanted]
         self.both(lambda s: s.stores.interrupts.commit_batch(thread, answers), thread=thread)
 
-    @rule(thread=threads, name=names, run=st.none() | runs)
-    def get_interrupt(self, thread: str, name: str, run: str | None) -> None:
-        self.both(
-            lambda s: s.stores.interrupts.get(thread, name, run_id=run),
-            show=lambda _, r: r and _interrupt(r),
-        )
-
     # -- whole boundaries -------------------------------------------------------------------
 
     @rule(
+        pick=st.integers(0, 3),
         thread=threads,
         run=runs,
         token=tokens,
@@ -513,6 +562,7 @@ class Machine(RuleBasedStateMachine):
     )
     def commit_boundary(
         self,
+        pick: int,
         thread: str,
         run: str,
         token: str | None,
@@ -524,15 +574,16 @@ class Machine(RuleBasedStateMachine):
         card: int | None,
         drop: bool,
     ) -> None:
-        asked = (
-            []
-            if ask is None
-            else [
-                InterruptRecord(
-                    interrupt_id=ask, run_id=run, thread_id=thread, requested_at=T0, payload={}
-                )
-            ]
-        )
+        thread, run = self.driven(pick, thread, run)
+        if ask is not None:
+            self.asked.append((thread, run, ask))
+        asked = [
+            InterruptRecord(
+                interrupt_id=name, run_id=run, thread_id=thread, requested_at=T0, payload={}
+            )
+            for name in (ask,)
+            if name is not None
+        ]
         cards = (
             None
             if card is None
@@ -572,34 +623,28 @@ class Machine(RuleBasedStateMachine):
         rows = [_card(i, value) for i in range(count)]
         self.both(lambda s: s.stores.activities.save_activities(thread, rows), thread=thread)
 
-    @rule(key=st.sampled_from(("", "k", *THREADS)), value=values)
-    def set_metadata(self, key: str, value: Any) -> None:
-        self.both(lambda s: s.stores.metadata.set("n", key, value))
-        self._metadata(key)
-
-    @rule(key=st.sampled_from(("k", "t")), value=st.sampled_from((1, "x")), back=st.integers(0, 3))
-    def set_metadata_if(self, key: str, value: Any, back: int) -> None:
-        self.both(
-            lambda s: s.stores.metadata.set_if(
+    @rule(
+        what=st.sampled_from(("set", "set", "if", "if", "delete")),
+        key=st.sampled_from(("k", "k", "", "t", "t:1")),
+        value=values,
+        back=st.integers(0, 3),
+    )
+    def metadata(self, what: str, key: str, value: Any, back: int) -> None:
+        calls: dict[str, Callable[[Side], Awaitable[Any]]] = {
+            "set": lambda s: s.stores.metadata.set("n", key, value),
+            "if": lambda s: s.stores.metadata.set_if(
                 "n", key, value, s.metadata[-1 - back % len(s.metadata)]
             ),
-            show=lambda s, r: r is not None and _known(s.metadata, r),
-        )
-        self._metadata(key)
-
-    @rule(key=st.sampled_from(("k", "t")))
-    def delete_metadata(self, key: str) -> None:
-        self.both(lambda s: s.stores.metadata.delete("n", key))
-        self._metadata(key)
-
-    def _metadata(self, key: str) -> None:
+            "delete": lambda s: s.stores.metadata.delete("n", key),
+        }
+        self.both(calls[what], show=lambda s, r: r is not None and _known(s.metadata, r))
         self.both(
             lambda s: s.stores.metadata.get_versioned("n", key),
             show=lambda s, r: r and (r.value, _known(s.metadata, r.revision)),
             step=False,
         )
 
-    @precondition(lambda self: getattr(self, "deletes", 9) < 2)
+    @precondition(lambda self: getattr(self, "deletes", 9) < 2 and len(self.sent) > 5)
     @rule(thread=threads)
     def delete_thread(self, thread: str) -> None:
         self.deletes += 1
@@ -609,40 +654,88 @@ class Machine(RuleBasedStateMachine):
             side.numbers.clear()
             side.cuts.clear()
         self.sent.clear()
+        self.both(lambda s: s.stores.metadata.get("n", thread), show=lambda _, r: r, step=False)
 
-    @rule(children=st.booleans(), limit=st.integers(1, 3))
-    def list_threads(self, children: bool, limit: int) -> None:
-        async def call(side: Side) -> list[Any]:
-            rows: list[Any] = []
-            cursor: str | None = None
-            while True:
-                page = await side.persistence.list_threads(
-                    limit=limit, cursor=cursor, children=children
-                )
-                rows += [(info.thread_id, info.message_count) for info in page.threads]
-                cursor = page.cursor
-                if cursor is None:
-                    # Two writes of one millisecond have no order that both would know.
-                    assert len(rows) == len(set(rows))
-                    return sorted(rows)
+    @rule(
+        what=st.sampled_from(("page", "page", "runs", "interrupt", "threads", "export")),
+        thread=threads,
+        run=runs,
+        name=names,
+        limit=st.integers(0, 4),
+        rank=st.integers(-1, 8),
+        flag=st.booleans(),
+    )
+    def look(
+        self, what: str, thread: str, run: str, name: str, limit: int, rank: int, flag: bool
+    ) -> None:
+        """The reads that a view does not cover."""
+        if what == "page":
+            self.both(
+                lambda s: s.stores.messages.load_page(
+                    thread, limit=limit, before=None if rank < 0 else s.number(thread, rank)
+                ),
+                show=lambda s, p: (
+                    p.messages,
+                    s.learn(thread, p.numbers),
+                    [s.rank(thread, n) for n in p.numbers],
+                    p.truncated,
+                    p.cursor is not None and s.rank(thread, p.cursor),
+                ),
+            )
+        elif what == "runs":
+            self.both(
+                lambda s: _runs_of(s, thread, run),
+                show=lambda _, found: [_run(r) for r in found],
+            )
+        elif what == "interrupt":
+            self.both(
+                lambda s: s.stores.interrupts.get(thread, name, run_id=run if flag else None),
+                show=lambda _, r: r and _interrupt(r),
+            )
+        elif what == "threads":
+            self.both(
+                lambda s: _every_thread(s.persistence, max(limit, 1), children=flag),
+                show=lambda _, rows: rows,
+            )
+        else:
+            self.both(
+                lambda s: s.persistence.export_thread(thread),
+                show=lambda _, e: (
+                    e
+                    and (
+                        e.messages,
+                        e.metadata,
+                        [c.thread_id for c in e.children],
+                        list(e.cuts.values()),
+                        [r.run_id for r in e.runs],
+                    )
+                ),
+            )
 
-        self.both(call, show=lambda _, rows: rows)
 
-    @rule(thread=threads)
-    def export_thread(self, thread: str) -> None:
-        self.both(
-            lambda s: s.persistence.export_thread(thread),
-            show=lambda _, e: (
-                e
-                and (
-                    e.messages,
-                    e.metadata,
-                    [c.thread_id for c in e.children],
-                    list(e.cuts.values()),
-                    [r.run_id for r in e.runs],
-                )
-            ),
-        )
+async def _runs_of(side: Side, thread: str, run: str) -> list[Any]:
+    store = side.stores.runs
+    children = await store.list_by_parent_runs([run, "r1"])
+    return [
+        await store.get(run),
+        await store.get(run, thread_id=thread),
+        await store.find_active_run(thread),
+        *children[run],
+        *children["r1"],
+    ]
+
+
+async def _every_thread(persistence: Persistence, limit: int, *, children: bool) -> list[Any]:
+    rows: list[Any] = []
+    cursor: str | None = None
+    while True:
+        page = await persistence.list_threads(limit=limit, cursor=cursor, children=children)
+        rows += [(info.thread_id, info.message_count) for info in page.threads]
+        cursor = page.cursor
+        if cursor is None:
+            # Two writes of one millisecond have no order that both sides would know.
+            assert len(rows) == len(set(rows))
+            return sorted(rows)
 
 
 def _card(index: int, mark: str) -> ActivityRecord:

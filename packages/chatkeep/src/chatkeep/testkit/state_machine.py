@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
-from hypothesis import HealthCheck, seed, settings
+from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from chatkeep.backends import Persistence
@@ -58,6 +58,7 @@ def run_state_machine(
     stateful_step_count: int = 50,
     random_seed: int | None = None,
     name: str | None = None,
+    shrink: bool = True,
 ) -> StateMachineReport:
     """Drive a persistence and memory side by side; raise at the first difference.
 
@@ -71,6 +72,7 @@ def run_state_machine(
         stateful_step_count: calls in each of them.
         random_seed: to repeat a run; None draws one, which the report names.
         name: for the report; by default the name of the backend.
+        shrink: after a difference, look for a shorter sequence that shows it (minutes).
 
     Raises:
         AssertionError: the two answered differently; hypothesis prints the shortest sequence
@@ -103,6 +105,7 @@ def run_state_machine(
                     deadline=None,
                     database=None,
                     suppress_health_check=list(HealthCheck),
+                    phases=(Phase.generate, Phase.shrink) if shrink else (Phase.generate,),
                     print_blob=True,
                 ),
             )

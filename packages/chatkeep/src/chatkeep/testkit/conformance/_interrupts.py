@@ -236,6 +236,7 @@ class TestInterrupts(ConformanceCase):
             assert found.response is UNSET
             assert "response" not in found.to_json()
         else:
+            assert found.response is not UNSET
             assert exact(found.response) == exact(value)
             assert exact(found.to_json()["response"]) == exact(value)
         assert (await interrupts.list(thread)) == [found]
@@ -415,6 +416,7 @@ class TestBatchCommit(ConformanceCase):
         if value is UNSET:
             assert found.response is UNSET
         else:
+            assert found.response is not UNSET
             assert exact(found.response) == exact(value)
         assert len(await interrupts.list_pending(thread)) == 2
 
