@@ -172,6 +172,16 @@ def test_row_13_reversed_rows_come_back_at_the_end_with_all_they_had() -> None:
     assert merge.keep == 1
 
 
+def test_row_13_a_message_that_comes_back_brings_its_results_along() -> None:
+    """Whatever the order of the post: a result never stands before its call."""
+    stored = [user("a"), user("b"), says("c", "", "c1"), result("t", "c1"), user("d")]
+    for post in ([says("c", "", "c1"), user("b")], [result(None, "c1"), user("b")]):
+        merge = merge_messages(stored, post)
+        assert ids(merge) == ["a", "b", "c", "t"]
+        assert merge.cut == [stored[4]]
+        assert merge.keep == 4
+
+
 def test_row_14_a_new_row_twice_in_one_post_is_stored_once() -> None:
     """Upstream appends it twice; the later copy counts, in the place of the first."""
     merge = merge_messages(ABC, [user("x", "one"), says("y"), user("x", "two")])
@@ -611,6 +621,15 @@ def test_a_row_without_an_id_behind_known_ones_is_the_stored_row_there() -> None
     assert merge.kind == "continue"
     other = merge_messages(stored, [*TURN, user(None, "something else")])
     assert (other.kind, other.cut) == ("edit", [stored[-1]])
+
+
+def test_a_row_without_an_id_behind_a_new_one_is_new() -> None:
+    """Though the stored row behind the last known one has its words."""
+    stored = [user("u1", "hi"), user("u2", "hi")]
+    post = [user("u1", "hi"), user("u2", "hi"), user("u3", "hi"), user(None, "hi")]
+    assert [m.get("id") for m in merge_messages(stored, post).appended] == ["u3", None]
+    shorter = [user("u1", "hi"), user("u3", "hi"), user(None, "hi")]
+    assert [m.get("id") for m in merge_messages(stored, shorter).messages] == ["u1", "u3", None]
 
 
 # ------------------------------------------------------------------------------------- cost

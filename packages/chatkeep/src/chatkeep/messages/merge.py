@@ -160,13 +160,12 @@ class _Plan:
         self._anchors: set[int] = set()  # steps that may be the cutoff
         self._owners: dict[str, int] = {}  # call id -> stored place of the posted message
         self._fresh_calls: set[str] = set()  # calls of posted messages that are not stored
-        self._last: int | None = None  # stored place of the row read last
+        self._last: int | None = None  # stored place of the row read last, if it has one
 
     # -------------------------------------------------------------------------- read
 
     def read(self, incoming: Sequence[Row]) -> None:
         head = self._head(incoming)
-        known = False
         for index, row in enumerate(incoming):
             name = row.get("id")
             if name and name in self._activities:
@@ -179,17 +178,15 @@ class _Plan:
             if place is None and (not name or self._match_content):
                 if index in head:
                     place = head[index]
-                elif known and self._is_next(row):
+                elif self._last is not None and self._is_next(row):
                     place, anchor = self._next(row), True
             self._note_calls(row, place)
             if place is None and self._says_nothing(row):
                 continue
             if anchor:
-                known = True
                 self._anchors.add(len(self.steps))
             self.steps.append((row, place))
-            if place is not None:
-                self._last = place
+            self._last = place
 
     def _note_calls(self, row: Row, place: int | None) -> None:
         for call in calls_of(row):
@@ -268,57 +265,59 @@ class _Plan:
 
     def merge(self) -> Merge:
         stored = self.thread.rows
-        keep = len(stored)
-        if self._anchors:
-            place = self.steps[max(self._anchors)][1]
-            keep = self.thread.message(cast("int", place)).stop
+        keep = self._cutoff()
+        tail = _Tail(stored, keep)
         copies: dict[int, list[Row]] = {}  # stored place -> posted copies
-        new: list[Row] = []  # what comes behind keep
-        back: dict[int, int] = {}  # stored place of a row that comes back behind keep -> index
-        fresh: set[int] = set()  # indexes of rows that were not stored
-        names: dict[str, int] = {}
-        answers: dict[str, int] = {}
         for row, place in self.steps:
             if place is None:
-                fresh.add(_append(new, row, names, answers))
-                continue
-            copies.setdefault(place, []).append(row)
-            if place >= keep and place not in back:
-                back[place] = len(new)
-                new.append(stored[place])
-        head = list(stored[:keep])
-        first_change = keep
-        said = False
+                tail.add(row)
+            else:
+                copies.setdefault(place, []).append(row)
+                if place >= keep and place not in tail.back:
+                    tail.bring_back(self.thread.message(place))
+        messages = [*stored[:keep], *tail.rows]
+        first_change, said = keep, tail.said
         for place, posted in copies.items():
             current = stored[place]
             updated = self._update(place, posted)
             if updated is current:
                 continue
-            if current.get("role") == "user" and updated["content"] != current.get("content"):
-                said = True
+            said = said or (
+                current.get("role") == "user" and updated["content"] != current.get("content")
+            )
             if place < keep:
-                head[place] = updated
+                messages[place] = updated
                 first_change = min(first_change, place)
             else:
-                new[back[place]] = updated
-        cut = [row for place, row in enumerate(stored[keep:], keep) if place not in back]
-        said = said or any(new[index].get("role") == "user" for index in fresh)
+                messages[keep + tail.back[place]] = updated
+        cut = [row for place, row in enumerate(stored[keep:], keep) if place not in tail.back]
+        # A row that came back to its own place was never gone.
+        while keep < min(len(stored), len(messages)) and messages[keep] is stored[keep]:
+            first_change += first_change == keep
+            keep += 1
         kind: MergeKind
         if cut:
             kind = "edit" if said else "regenerate"
-        elif not new and first_change == keep:
+        elif len(messages) == len(stored) == first_change:
             kind = "continue"
         else:
             kind = "append"
-        messages = cast("list[ModelMessage]", [*head, *new])
+        merged = cast("list[ModelMessage]", messages)
         return Merge(
-            messages=messages,
+            messages=merged,
             keep=keep,
             first_change=first_change,
             cut=cast("list[ModelMessage]", cut),
-            appended=messages[keep:],
+            appended=merged[keep:],
             kind=kind,
         )
+
+    def _cutoff(self) -> int:
+        """How many stored rows stay in front."""
+        if not self._anchors:
+            return len(self.thread.rows)
+        place = self.steps[max(self._anchors)][1]
+        return self.thread.message(cast("int", place)).stop
 
     def _update(self, place: int, posted: list[Row]) -> Row:
         current = self.thread.rows[place]
@@ -364,28 +363,55 @@ class _Plan:
         return text_of(posted[-1].get("content"))
 
 
-def _append(new: list[Row], row: Row, names: dict[str, int], answers: dict[str, int]) -> int:
-    """Add a new row once, and say where it stands: a repeat replaces the row before it.
+class _Tail:
+    """The rows behind the cutoff, in the order of the post."""
 
-    Assistant rows that share an id and differ are segments, not repeats.
-    """
-    if row.get("role") == "tool":
-        seen, key = answers, row.get("toolCallId")
-    else:
-        seen, key = names, row.get("id")
-        for call in calls_of(row):
-            answers.pop(call["id"], None)  # a later turn may use the call id again
-    place = seen.get(key) if key else None
-    if place is not None:
-        before = new[place]
-        segment = row.get("role") == "assistant" == before.get("role")
-        if not segment or _same(before, row):
-            new[place] = row
-            return place
-    if key:
-        seen[key] = len(new)
-    new.append(row)
-    return len(new) - 1
+    def __init__(self, stored: Sequence[Row], keep: int) -> None:
+        self.rows: list[Row] = []
+        self.back: dict[int, int] = {}  # stored place of a row that comes back -> index
+        self.said = False  # whether a user row is new
+        self._stored = stored
+        self._keep = keep
+        self._names: dict[str, int] = {}
+        self._answers: dict[str, int] = {}
+
+    def bring_back(self, message: range) -> None:
+        """A stored message from behind the cutoff that the post names before it: whole, so
+        that a result never comes before its call or is left behind."""
+        for place in message:
+            if place >= self._keep:
+                self.back[place] = len(self.rows)
+                self.rows.append(self._stored[place])
+
+    def add(self, row: Row) -> None:
+        """Add a new row once: a repeat takes the place of the row before it.
+
+        Assistant rows of one turn that share an id and differ are segments, not repeats.
+        """
+        self.said = self.said or row.get("role") == "user"
+        if row.get("role") == "tool":
+            seen, key = self._answers, row.get("toolCallId")
+        else:
+            seen, key = self._names, row.get("id")
+            for call in calls_of(row):
+                self._answers.pop(call["id"], None)  # a later turn may use the call id again
+        place = seen.get(key) if key else None
+        if place is not None:
+            rest = self.rows[place:]
+            if _same(rest[0], row) or not _same_turn(rest, row):
+                self.rows[place] = row
+                return
+        if key:
+            seen[key] = len(self.rows)
+        self.rows.append(row)
+
+
+def _same_turn(rows: Sequence[Row], row: Row) -> bool:
+    """Whether ``row`` goes on with the assistant message that ``rows`` begin with."""
+    return row.get("role") == "assistant" and all(
+        r.get("role") == "tool" or (r.get("role") == "assistant" and r.get("id") == row.get("id"))
+        for r in rows
+    )
 
 
 def _texts(row: Row) -> tuple[str, ...]:
