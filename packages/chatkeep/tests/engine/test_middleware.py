@@ -304,6 +304,23 @@ async def test_hooks_see_raw_keys_before_they_move_to_the_bag() -> None:
     assert start.sessionId == "s"
 
 
+async def test_a_guard_that_raises_keeps_rejected_text_out_of_the_transcript() -> None:
+    """Raising at the end of a model call rejects what it said; tool rows of the past stay."""
+
+    class Guard(ChatMiddleware):
+        async def on_chunk(self, ctx: ChatContext, event: Event) -> None:
+            if isinstance(event, RunFinishedEvent) and "secret" in ctx.accumulated_content:
+                raise RuntimeError("rejected")
+
+    trace = TraceMiddleware()
+    events, _ = await run(Guard(), trace, turns=[tool_turn(), text_turn("m", "a ", "secret")])
+    assert (events[-1]["type"], events[-1]["message"]) == ("RUN_ERROR", "rejected")
+    assert trace.context is not None
+    rows = trace.context.messages
+    assert [row.get("role") for row in rows] == ["user", "assistant", "tool"]
+    assert "secret" not in str(rows)
+
+
 async def test_only_overridden_hooks_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
     """The base class's hooks cost nothing: not even their failure would be noticed."""
 

@@ -794,10 +794,20 @@ async def test_a_raised_error_keeps_the_usage_of_earlier_calls() -> None:
     assert [row["role"] for row in run.rows] == ["user", "assistant", "tool"]
 
 
-async def test_a_stream_without_an_end_is_an_error() -> None:
-    run = await play([*said("m", "a")])
-    assert run.events[-1]["type"] == "RUN_ERROR"
-    assert run.events[-1]["code"] == "incomplete-stream"
+async def test_a_stream_that_just_ends_is_finished_under_the_requests_run_id() -> None:
+    run = await play([*said("m", "ok")[:2]])
+    terminal = run.events[-1]
+    assert (terminal["type"], terminal["runId"]) == ("RUN_FINISHED", "r")
+    assert "finishReason" not in terminal["metadata"]["tanstack"]
+    assert run.types()[-2] == "TEXT_MESSAGE_END"
+    assert run.rows[-1]["content"] == "ok"
+    assert run.trace.finish is not None
+
+
+async def test_calls_of_a_stream_that_just_ends_are_not_executed() -> None:
+    run = await play([*called("c")])
+    assert run.of("TOOL_CALL_RESULT") == []
+    assert run.events[-1]["type"] == "RUN_FINISHED"
 
 
 async def test_what_is_no_event_is_an_error() -> None:

@@ -5,8 +5,10 @@ An adapter translates the request for its provider and yields, per model call: t
 ``REASONING_MESSAGE_START``, ``_CONTENT``…, ``_END``, ``REASONING_END``, signatures as
 ``REASONING_ENCRYPTED_VALUE``), tool calls (``TOOL_CALL_START``, ``_ARGS``…, ``_END``) and, last,
 exactly one ``RUN_FINISHED`` (see :func:`model_finished`) or ``RUN_ERROR``. Raising is as good as
-``RUN_ERROR``. ``RUN_STARTED`` may be left out. Ids that are empty, or used before in the thread,
-are replaced by the engine; ends that are missing are supplied.
+``RUN_ERROR``; a provider's stream that breaks off must do one of the two, because a stream that
+just ends is taken as finished, without a reason. ``RUN_STARTED`` may be left out. Ids that are
+empty, or used before in the thread, are replaced by the engine; ends that are missing are
+supplied.
 """
 
 from __future__ import annotations

@@ -326,10 +326,9 @@ class Run:
             await self._consume(options.adapter.stream(request), turn)
         runtime.gate.check()
         if not turn.ended:
-            raise ProviderError(
-                "the model's stream ended without RUN_FINISHED or RUN_ERROR",
-                provider_code="incomplete-stream",
-            )
+            _LOG.warning("the model's stream ended without RUN_FINISHED; taken as its end")
+            await self._close_turn(turn)
+            runtime.gate.check()
         row = turn.message()
         if row is not None:
             runtime.transcript.append(row)
@@ -362,13 +361,18 @@ class Run:
         finally:
             await _close(stream)
 
+    async def _close_turn(self, turn: Turn) -> None:
+        """Publish the ends that the adapter, or a hook, left out."""
+        publisher = self._runtime.publisher
+        for event in turn.close():
+            await publisher.pipe(event)
+        publisher.close_spans(steps=False)
+
     async def _end_of_call(self, turn: Turn, ended: RunFinishedEvent | RunErrorEvent) -> None:
         """RUN_FINISHED or RUN_ERROR of the adapter: hooks see it, the wire does not."""
         runtime = self._runtime
         if not isinstance(ended, RunErrorEvent):
-            for event in turn.close():
-                await runtime.publisher.pipe(event)
-            runtime.publisher.close_spans(steps=False)
+            await self._close_turn(turn)
         seen = await runtime.publisher.observe(ended)
         if turn.usage is not None:
             self._terminal.count(turn.usage, ended)
