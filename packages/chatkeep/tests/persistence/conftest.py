@@ -211,6 +211,6 @@ class Tools:
     Faults: type[Faults] = Faults
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def kit() -> Tools:
     return Tools()

@@ -410,3 +410,17 @@ async def test_a_middleware_that_rewrites_an_old_row_is_stored_in_place(lab: Any
     assert (await lab.said())[0] == "user: ***"
     assert (await lab.ids())[:3] == ["u1", "a1", "u2"]
     assert await lab.persistence.stores.messages.list_cuts("t1") == []
+
+
+async def test_a_row_that_a_middleware_adds_to_the_start_is_no_output(lab: Any, kit: Any) -> None:
+    await answered(lab, kit)
+
+    class Adds(ChatMiddleware):
+        async def on_config(self, ctx: ChatContext, config: Any) -> Any:
+            if ctx.phase != "init":
+                return None
+            return {"messages": [*config.messages, kit.user("note", "be kind")]}
+
+    model = kit.Paced(waits=False, error=RuntimeError("provider down"))
+    await lab.turn(kit.user("u1"), adapter=model, middleware=[lab.middleware(), Adds()])
+    assert await lab.ids() == ["u1", "a1"]

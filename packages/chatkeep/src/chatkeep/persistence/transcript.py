@@ -99,12 +99,13 @@ class RunTranscript:
         """Take ``stored`` as what is there now."""
         self._known = _Known(list(stored.messages), list(stored.numbers), stored.revision)
 
-    def merged(self, front: Sequence[ModelMessage], keep: int, *, regenerate: bool) -> None:
-        """Take ``front`` as the transcript that the run starts from: ``keep`` messages of the
-        stored ones (some perhaps replaced), then what was posted."""
+    def begins(self, front: Sequence[ModelMessage]) -> None:
+        """Take ``front`` as the transcript that the run starts from: stored messages, some
+        perhaps replaced, and what was posted. What comes behind it is the run's output."""
+        stored = {id(m) for m in self._known.messages}
+        names = {m.get("id") for m in self._known.messages}
         self._front = list(front)
-        self._posted = self._front[keep:]
-        self.deferred_cut = regenerate
+        self._posted = [m for m in self._front if id(m) not in stored and m.get("id") not in names]
 
     @property
     def front(self) -> list[ModelMessage]:
@@ -120,10 +121,6 @@ class RunTranscript:
     def newest(self) -> int:
         """Highest sequence number among the messages that this run knows (0: none)."""
         return max(self._known.numbers, default=0)
-
-    def cut_from(self, keep: int) -> int | None:
-        """Number of the first stored message behind the first ``keep``; None if there is none."""
-        return self._known.numbers[keep] if keep < len(self._known.numbers) else None
 
     def produced(self, mine: Sequence[ModelMessage]) -> list[ModelMessage]:
         """What the run added to the transcript it started from, in stored form."""

@@ -140,11 +140,9 @@ class Turn:
             newest = stored.numbers[-1]
             if not self._work.blind and ctx.seen is not None and newest > ctx.seen:
                 raise UnseenMessages(self._thread_id, seen=ctx.seen, newest=newest)
-        regenerate = merge.kind == "regenerate"
-        self._transcript.merged(front, merge.keep, regenerate=regenerate)
-        first_cut = self._transcript.cut_from(merge.keep)
-        if regenerate and first_cut is not None:
-            self._hide = (first_cut, stored.numbers[-1])
+        if merge.kind == "regenerate":
+            self._transcript.deferred_cut = True
+            self._hide = (stored.numbers[merge.keep], stored.numbers[-1])
         patch: dict[str, Any] = {"messages": front}
         if self._layout.stores.activities is not None:
             self._activities.loaded(opening.activities)
@@ -168,6 +166,7 @@ class Turn:
             InvalidValue, RecordTooLarge: the question cannot be stored.
             StoreError: the run could not be recorded.
         """
+        self._transcript.begins(ctx.messages)
         boundary = Boundary(run=self._run_start(ctx))
         try:
             if not self._transcript.deferred_cut:
