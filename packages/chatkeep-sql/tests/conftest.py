@@ -78,8 +78,8 @@ class Tools:
 @pytest.fixture(scope="session")
 def processes() -> Callable[[str, list[dict[str, Any]]], None]:
     """Runs a program in several processes at once: ``processes(source, [globals, …])``. They
-    find ``gate``, an event that is set once all have been started. Forked from one that has imported
-    everything, since twenty imports take longer than what they are to do."""
+    find ``gate``, an event that is set once all have been started. They are forked from one that
+    has imported everything: twenty imports take longer than what they are to do."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["pytest", "chatkeep", "chatkeep_sql", "aiosqlite", "psycopg"])
 

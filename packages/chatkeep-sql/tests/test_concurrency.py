@@ -1,0 +1,179 @@
+"""Many writers on one thread: every acknowledged message is there, once, and turns are whole."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chatkeep import Persistence
+from chatkeep.errors import InterruptConflict, RunConflict, ThreadConflict
+from chatkeep.records import InterruptRecord
+from chatkeep.rules import new_commit_id
+from chatkeep.stores import InterruptAnswer, RunStart, Splice, TurnCommit, ViewQuery
+from chatkeep_sql import sqlite_persistence
+
+pytestmark = pytest.mark.anyio
+
+WRITTEN_BY_MANY = [
+    pytest.param("sqlite", marks=pytest.mark.sqlite),
+    pytest.param("psycopg", marks=pytest.mark.postgres),
+    pytest.param("asyncpg", marks=pytest.mark.postgres),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("persistence", WRITTEN_BY_MANY, indirect=True)
+async def test_sixteen_writers_with_cuts_and_one_contested_answer(
+    persistence: Persistence, tools: Any
+) -> None:
+    """Forty commits each, every fifth a cut: what was acknowledged is live or archived, in
+    whole turns; one writer wins the answer."""
+    backend = tools.backend(persistence)
+    asked = InterruptRecord(interrupt_id="i", run_id="r", thread_id="t", requested_at=1, payload={})
+    await backend.commit_turn(
+        TurnCommit(
+            commit_id="first", thread_id="t", run=RunStart(run_id="r", started_at=1),
+            interrupts=[asked],
+        )
+    )  # fmt: skip
+    acknowledged: list[str] = []
+    winners: list[int] = []
+
+    async def write(writer: int) -> None:
+        for number in range(40):
+            tail: Any = [{"id": f"{part}{writer}-{number}", "role": "user"} for part in ("u", "a")]
+            answers = [InterruptAnswer(interrupt_id="i", response=writer)] if number == 20 else []
+            while True:
+                view = await backend.read_view("t", ViewQuery(messages="numbers"))
+                cut = number % 5 == 4 and len(view.numbers) >= 2
+                splice = Splice(
+                    keep_through=view.numbers[-3] if cut and len(view.numbers) > 2 else
+                    0 if cut else view.newest,
+                    tail=tail,
+                    expected=view.revision,
+                )  # fmt: skip
+                try:
+                    await backend.commit_turn(
+                        TurnCommit(
+                            commit_id=new_commit_id(),
+                            thread_id="t",
+                            splice=splice,
+                            answers=answers,
+                        )
+                    )
+                except ThreadConflict:
+                    continue
+                except InterruptConflict:
+                    answers = []
+                    continue
+                break
+            if answers:
+                winners.append(writer)
+            acknowledged.extend(message["id"] for message in tail)
+
+    await asyncio.gather(*(write(writer) for writer in range(16)))
+    live = [m["id"] for m in (await backend.read_view("t", ViewQuery())).messages]
+    archived: list[str] = []
+    for cut in await backend.list_cuts("t"):
+        archived += [m["id"] for m in await backend.load_cut("t", cut.cut_id)]
+    assert sorted(live + archived) == sorted(acknowledged)
+    assert len(acknowledged) == 16 * 40 * 2
+    assert [i[1:] for i in live[::2]] == [i[1:] for i in live[1::2]]
+    assert len(winners) == 1
+    (settled,) = (await backend.read_view("t", ViewQuery(interrupts="all"))).interrupts
+    assert settled.response == winners[0]
+    (thread,) = (await backend.list_threads(limit=5, cursor=None, children=False)).threads
+    assert thread.message_count == len(live)
+
+
+async def test_one_run_id_in_two_threads_has_one_owner(
+    persistence: Persistence, tools: Any
+) -> None:
+    """A hundred times two posts at once: one head moves, the other thread has nothing."""
+    backend = tools.backend(persistence)
+    reasons: set[str] = set()
+
+    async def start(thread: str, run: str) -> str | None:
+        try:
+            await backend.commit_turn(
+                TurnCommit(
+                    commit_id=new_commit_id(),
+                    thread_id=thread,
+                    run=RunStart(run_id=run, started_at=1, lease_token=thread),
+                    splice=Splice(keep_through=0, tail=[{"id": "u", "role": "user"}], expected=""),
+                )
+            )
+        except RunConflict as error:
+            reasons.add(error.reason)
+            return None
+        return thread
+
+    for number in range(100):
+        threads = [f"x{number}", f"y{number}"]
+        won = await asyncio.gather(*(start(thread, f"r{number}") for thread in threads))
+        (owner,) = [thread for thread in won if thread is not None]
+        (loser,) = [thread for thread in threads if thread != owner]
+        assert not (await backend.read_view(loser, ViewQuery())).exists
+        assert (await backend.find_run(f"r{number}")).thread_id == owner
+    assert reasons == {"foreign-thread"}
+
+
+async def test_a_new_thread_that_many_create_at_once_is_created_once(
+    persistence: Persistence, tools: Any
+) -> None:
+    backend = tools.backend(persistence)
+
+    async def create(writer: int) -> bool:
+        try:
+            await backend.commit_turn(tools.said("t", f"m{writer}", expected=""))
+        except ThreadConflict:
+            return False
+        return True
+
+    won = await asyncio.gather(*(create(writer) for writer in range(12)))
+    assert sum(won) == 1
+    (message,) = (await backend.read_view("t", ViewQuery())).messages
+    assert message["id"] == f"m{won.index(True)}"
+
+
+WRITER = """
+import asyncio
+from chatkeep import open_persistence
+
+async def main():
+    async with open_persistence(url) as persistence:
+        messages = persistence.stores.messages
+        async def write(task):
+            for number in range(15):
+                await messages.save_thread(
+                    f"own {process}-{task}", [{"id": str(number), "role": "user"}]
+                )
+                await persistence.stores.metadata.set("shared", "counter", [process, task, number])
+                await persistence.stores.runs.create_or_resume(
+                    f"{process}-{task}-{number}", "shared", started_at=number
+                )
+        await asyncio.gather(*(write(task) for task in range(4)))
+
+gate.wait()
+asyncio.run(main())
+"""
+
+
+@pytest.mark.slow
+async def test_several_processes_and_tasks_write_one_sqlite_file(
+    sqlite_path: Path, processes: Any
+) -> None:
+    """No one is told that the database is locked."""
+    url = f"sqlite:///{sqlite_path}"
+    async with sqlite_persistence(sqlite_path) as persistence:
+        await persistence.migrate()
+        processes(WRITER, [{"url": url, "process": process} for process in range(4)])
+        runs = await persistence.stores.runs.list_by_thread("shared")
+        assert len(runs) == 4 * 4 * 15
+        for process in range(4):
+            for task in range(4):
+                found = await persistence.stores.messages.load_thread(f"own {process}-{task}")
+                assert [m["id"] for m in found] == ["14"]

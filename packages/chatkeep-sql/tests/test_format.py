@@ -1,0 +1,286 @@
+"""The format on disk is a contract: what version 1 wrote stays readable, and stays what we
+write until there is a version 2. The files in ``data`` are never made anew."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from sqlalchemy import select
+
+from chatkeep import Persistence
+from chatkeep.errors import ChatkeepError, CorruptRecord, SchemaOutOfDate
+from chatkeep.records import ActivityRecord, InterruptRecord, RunError, RunPatch
+from chatkeep.scope import Scope
+from chatkeep.stores import (
+    ActivitiesWrite,
+    CutAppend,
+    InterruptAnswer,
+    InterruptRef,
+    RunStart,
+    Splice,
+    TurnCommit,
+    ViewQuery,
+)
+from chatkeep_sql import postgres_persistence, sqlite_persistence
+from chatkeep_sql.schema import tables_for
+from servers import Database
+
+pytestmark = pytest.mark.anyio
+
+DATA = Path(__file__).parent / "data"
+
+CLOCKS = {"created_at", "updated_at", "cut_at", "resolved_at", "lease_until"}
+"""Columns that the database's clock fills."""
+
+RANDOM = {"incarnation", "revision"}
+
+MESSAGES: list[Any] = [
+    {"id": "u1", "role": "user", "content": 'caf\u00e9 \U0001f600 \x00 "quoted"\n'},
+    {
+        "id": "a1",
+        "role": "assistant",
+        "content": None,
+        "toolCalls": [
+            {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+        ],
+        "unknownKey": {"z": 1, "a": [1.0, 1, -0.0, "", [], {}]},
+        "big": 12345678901234567890123,
+    },
+    {"role": "tool", "toolCallId": "c", "content": "no id"},
+]
+
+
+async def write_everything(persistence: Persistence) -> None:
+    """Something in every table, from fixed ids and values."""
+    mine = persistence.scoped(Scope(tenant_id="acme", user_id="ann"))
+    backend: Any = mine.backends[0]
+
+    async def commit(number: int, **parts: Any) -> Any:
+        return await backend.commit_turn(
+            TurnCommit(commit_id=f"commit {number}", thread_id="thread 1", **parts)
+        )
+
+    asked = InterruptRecord.from_json(
+        {
+            "interruptId": "i1",
+            "runId": "r1",
+            "threadId": "thread 1",
+            "requestedAt": 1_700_000_000_001,
+            "payload": {"kind": "approval", "n": [1, 2.5]},
+            "custom": {"kept": True},
+        }
+    )
+    row = ActivityRecord(id="act", activity_type="plan", content={"steps": ["one"]}, index=0)
+    await commit(
+        1,
+        run_id="r1",
+        run=RunStart(
+            run_id="r1", started_at=1_700_000_000_000, lease_token="token", name="agent",
+            parent_run_id="r0", subagent_run_id="s0", extra={"mine": [1]},
+        ),
+        splice=Splice(keep_through=0, tail=MESSAGES, expected=""),
+    )  # fmt: skip
+    await backend.save_draft("thread 1", "r1", [{"id": "d", "role": "assistant"}])
+    await commit(
+        2,
+        run_id="r1",
+        lease_token="token",
+        run=RunPatch(
+            status="interrupted", usage={"totalTokens": 3}, cancel_requested=False, detached=True
+        ),
+        interrupts=[asked],
+        activities=ActivitiesWrite(puts={0: row}, length=1),
+    )
+    await commit(
+        3,
+        run_id="r2",
+        run=RunStart(run_id="r2", started_at=1_700_000_000_002),
+        claims=[InterruptRef(interrupt_id="i1")],
+    )
+    cut = await commit(
+        4,
+        run_id="r2",
+        splice=Splice(keep_through=1, tail=[{"id": "a2", "role": "assistant", "content": "new"}]),
+    )
+    await commit(
+        5,
+        cut_append=CutAppend(cut_id=cut.cut_id, messages=[{"id": "late", "role": "assistant"}]),
+    )
+    await commit(
+        6,
+        run_id="r2",
+        run=RunPatch(status="failed", finished_at=9, error=RunError(message="no", code="e")),
+    )
+    await commit(7, answers=[InterruptAnswer(interrupt_id="i1", response=None)])
+    await backend.metadata_put("space", "thread 1", {"k": [None, True]}, None)
+
+
+async def read_everything(persistence: Persistence) -> dict[str, Any]:
+    """The same, as the contract shows it; clocks and random names left out."""
+    mine = persistence.scoped(Scope(tenant_id="acme", user_id="ann"))
+    backend: Any = mine.backends[0]
+    view = await backend.read_view(
+        "thread 1", ViewQuery(runs="all", interrupts="all", activities=True, drafts=True)
+    )
+
+    def plain(record: Any) -> dict[str, Any]:
+        data = {k: v for k, v in record.to_json().items() if k not in {"updatedAt", "resolvedAt"}}
+        if "lease" in data:
+            data["lease"] = data["lease"]["token"]
+        return data
+
+    (cut,) = await backend.list_cuts("thread 1")
+    return {
+        "messages": view.messages,
+        "numbers": view.numbers,
+        "newest": view.newest,
+        "runs": [plain(record) for record in view.runs],
+        "interrupts": [plain(record) for record in view.interrupts],
+        "activities": [plain(record) for record in view.activities],
+        "drafts": [plain(record) for record in view.drafts],
+        "cut": [cut.numbers, cut.message_ids, cut.extra, cut.run_id],
+        "cut messages": await backend.load_cut("thread 1", cut.cut_id),
+        "metadata": await backend.metadata_of("thread 1"),
+        "found": (await backend.find_run("r1")).thread_id,
+        "children": [run.run_id for run in (await backend.list_child_runs(["r0"]))["r0"]],
+        "again": (
+            await backend.commit_turn(TurnCommit(commit_id="commit 1", thread_id="thread 1"))
+        ).numbers,
+    }
+
+
+async def stored_rows(persistence: Persistence) -> dict[str, list[dict[str, Any]]]:
+    """Every row of every table, as stored; bytes as hex."""
+    backend: Any = persistence.backends[0]
+    tables = tables_for(None).metadata.sorted_tables
+    found: dict[str, list[dict[str, Any]]] = {}
+    async with backend._runner.engine.connect() as connection:
+        for table in tables:
+            result = await connection.execute(select(table).order_by(*table.primary_key.columns))
+            found[table.name] = [
+                {name: _stored(name, value) for name, value in row._mapping.items()}
+                for row in result
+            ]
+        await connection.rollback()
+    return found
+
+
+def _stored(name: str, value: Any) -> Any:
+    if name in CLOCKS and value is not None:
+        return "a time"
+    if name in RANDOM:
+        return "random"
+    return value.hex() if isinstance(value, bytes) else value
+
+
+def kept(name: str) -> Any:
+    return json.loads((DATA / name).read_text(encoding="utf-8"))
+
+
+async def test_the_rows_that_are_written_are_those_of_version_1(persistence: Persistence) -> None:
+    """Byte for byte: bodies, digests, keys, the lines of remembered commits."""
+    await write_everything(persistence)
+    assert await stored_rows(persistence) == kept("rows-v1.json")
+
+
+async def test_what_is_read_back_is_what_was_written(persistence: Persistence) -> None:
+    await write_everything(persistence)
+    found = await read_everything(persistence)
+    assert found == kept("contents-v1.json")
+    assert found["messages"][0] == MESSAGES[0]
+    assert found["cut messages"][:2] == MESSAGES[1:]
+    assert list(found["cut messages"][0]) == list(MESSAGES[1])
+    assert str(found["cut messages"][0]["unknownKey"]["a"]) == "[1.0, 1, -0.0, '', [], {}]"
+
+
+@pytest.mark.sqlite
+async def test_a_sqlite_file_of_version_1_opens(sqlite_path: Path) -> None:
+    connection = sqlite3.connect(sqlite_path)
+    connection.executescript((DATA / "v1.sqlite.sql").read_text(encoding="utf-8"))
+    connection.close()
+    async with sqlite_persistence(sqlite_path) as persistence:
+        await persistence.migrate()
+        assert await read_everything(persistence) == kept("contents-v1.json")
+
+
+@pytest.mark.postgres
+async def test_a_postgresql_database_of_version_1_opens(postgres_database: Database) -> None:
+    with psycopg.connect(postgres_database.url("")) as connection:
+        connection.execute((DATA / "v1.postgres.sql").read_bytes())
+    async with postgres_persistence(postgres_database.url("psycopg")) as persistence:
+        await persistence.migrate()
+        assert await read_everything(persistence) == kept("contents-v1.json")
+        # Numbers that the database gives go on behind those that are there.
+        await persistence.stores.runs.create_or_resume("later", "another", started_at=1)
+
+
+# ------------------------------------------------------------------- rows that are no good
+
+
+SPOILED: list[tuple[str, str, Callable[[Any], Any]]] = [
+    ("entries", "body", lambda b: b.read_view("thread 1", ViewQuery())),
+    ("runs", "extra", lambda b: b.find_run("r1")),
+    ("interrupts", "payload", lambda b: b.read_view("thread 1", ViewQuery(interrupts="all"))),
+    ("activities", "body", lambda b: b.read_view("thread 1", ViewQuery(activities=True))),
+    ("drafts", "body", lambda b: b.read_view("thread 1", ViewQuery(drafts=True))),
+    ("metadata", "value", lambda b: b.metadata_get("space", "thread 1")),
+]
+
+
+@pytest.mark.parametrize(("table", "column", "read"), SPOILED, ids=lambda v: str(v)[:12])
+async def test_a_row_that_is_not_json_is_an_error_and_never_empty(
+    persistence: Persistence, tools: Any, table: str, column: str, read: Any
+) -> None:
+    await write_everything(persistence)
+    backend: Any = persistence.scoped(Scope(tenant_id="acme", user_id="ann")).backends[0]
+    for body in ("{", "", "[1]" if table != "metadata" else "\x01"):
+        await tools.execute(
+            persistence,
+            f"update chatkeep_{table} set {column} = :body",  # noqa: S608
+            body=body,
+        )
+        with pytest.raises(CorruptRecord):
+            await read(backend)
+
+
+@pytest.mark.parametrize(("table", "column", "read"), SPOILED, ids=lambda v: str(v)[:12])
+async def test_a_row_of_a_later_format_is_refused(
+    persistence: Persistence, tools: Any, table: str, column: str, read: Any
+) -> None:
+    """By name of the remedy; its contents are not looked at."""
+    await write_everything(persistence)
+    backend: Any = persistence.scoped(Scope(tenant_id="acme", user_id="ann")).backends[0]
+    await tools.execute(persistence, f"update chatkeep_{table} set format = 2")  # noqa: S608
+    with pytest.raises(SchemaOutOfDate, match="upgrade chatkeep-sql"):
+        await read(backend)
+
+
+async def test_a_head_of_a_later_format_is_neither_read_nor_written(
+    persistence: Persistence, tools: Any
+) -> None:
+    await write_everything(persistence)
+    backend: Any = persistence.scoped(Scope(tenant_id="acme", user_id="ann")).backends[0]
+    await tools.execute(persistence, "update chatkeep_threads set format = 2")
+    before = await stored_rows(persistence)
+    for call in (
+        lambda: backend.read_view("thread 1", ViewQuery()),
+        lambda: backend.commit_turn(tools.said("thread 1", "m", keep=9)),
+        lambda: backend.delete_thread("thread 1"),
+    ):
+        with pytest.raises(SchemaOutOfDate):
+            await call()
+    assert await stored_rows(persistence) == before
+
+
+async def test_a_file_that_is_no_database_is_corrupt(sqlite_path: Path) -> None:
+    sqlite_path.write_bytes(b"this is not a database, and it is long enough to tell" * 40)
+    async with sqlite_persistence(sqlite_path) as persistence:
+        with pytest.raises(ChatkeepError) as caught:
+            await persistence.stores.messages.load_thread("t")
+        assert isinstance(caught.value, CorruptRecord)
