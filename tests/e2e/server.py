@@ -25,10 +25,17 @@ START_SECONDS = 60.0
 class ChatServer:
     """``examples/scripted_server.py`` on a store, or another command that prints ``ready URL``."""
 
-    def __init__(self, store: str, *options: str, command: Sequence[str] | None = None) -> None:
+    def __init__(
+        self,
+        store: str,
+        *options: str,
+        command: Sequence[str] | None = None,
+        folder: Path | None = None,
+    ) -> None:
         script = [sys.executable, str(EXAMPLES / "scripted_server.py"), "--port", "0"]
         self.store = store
         self.command = list(command or [*script, "--store", store, *options])
+        self.folder = folder
         self.url = ""
         self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed by close()
         self.process: subprocess.Popen[str] | None = None
@@ -36,7 +43,7 @@ class ChatServer:
     def start(self) -> Self:
         """Start and wait until it is ready."""
         self.process = subprocess.Popen(
-            self.command, stdout=subprocess.PIPE, stderr=self.log, text=True
+            self.command, stdout=subprocess.PIPE, stderr=self.log, text=True, cwd=self.folder
         )
         timer = threading.Timer(START_SECONDS, self.process.kill)
         timer.start()
