@@ -84,6 +84,7 @@ class _Fault:
     kind: Literal["refuse", "lose", "stall"]
     names: frozenset[str]
     times: int
+    after: int = 0
     error: Exception | None = None
     seconds: float = 0.0
 
@@ -94,7 +95,8 @@ class Faults:
 
     Names are those of the public methods (``commit_turn``, ``read_view``, ``save_draft``, …);
     collections of them, such as :data:`WRITES`, name many. Faults are used up one call each, in
-    the order in which they were given. A call that is refused counts as a call.
+    the order in which they were given; ``after`` lets so many calls pass first. A call that is
+    refused counts as a call.
     """
 
     calls: Counter[str] = field(default_factory=Counter[str])
@@ -118,22 +120,30 @@ class Faults:
         names: str | Collection[str] = WRITES,
         *,
         times: int = 1,
+        after: int = 0,
         error: Exception | None = None,
     ) -> None:
         """The next ``times`` calls fail and nothing is applied: ``error``, by default
         ``BackendUnavailable``."""
-        self._faults.append(_Fault("refuse", _names(names), times, error))
+        self._faults.append(_Fault("refuse", _names(names), times, after, error))
 
-    def lose_reply(self, names: str | Collection[str] = WRITES, *, times: int = 1) -> None:
+    def lose_reply(
+        self, names: str | Collection[str] = WRITES, *, times: int = 1, after: int = 0
+    ) -> None:
         """The next ``times`` calls are applied, then the connection is gone:
         ``BackendUnavailable`` with ``outcome_unknown``."""
-        self._faults.append(_Fault("lose", _names(names), times))
+        self._faults.append(_Fault("lose", _names(names), times, after))
 
     def stall(
-        self, names: str | Collection[str] = WRITES, *, seconds: float, times: int = 1
+        self,
+        names: str | Collection[str] = WRITES,
+        *,
+        seconds: float,
+        times: int = 1,
+        after: int = 0,
     ) -> None:
         """The next ``times`` calls wait before they are carried out."""
-        self._faults.append(_Fault("stall", _names(names), times, seconds=seconds))
+        self._faults.append(_Fault("stall", _names(names), times, after, seconds=seconds))
 
     def crash_after(self, count: int, names: str | Collection[str] = WRITES) -> None:
         """The ``count``-th call from now is applied, then the process is gone: that call and
@@ -170,6 +180,9 @@ class Faults:
     def _take(self, name: str) -> _Fault | None:
         for fault in self._faults:
             if name in fault.names:
+                if fault.after > 0:
+                    fault.after -= 1
+                    continue
                 fault.times -= 1
                 if fault.times <= 0:
                     self._faults.remove(fault)

@@ -1,0 +1,43 @@
+"""The columns of the matrix, for tests that want a fresh and empty persistence each."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chatkeep import Persistence, memory_persistence
+from chatkeep_sql import postgres_persistence, sqlite_persistence
+from conformance.bags import checked_out
+from servers import Postgres
+from servers.postgres import PostgresDriver
+
+COLUMNS = [
+    pytest.param("memory", marks=pytest.mark.memory),
+    pytest.param("sqlite", marks=pytest.mark.sqlite),
+    pytest.param("psycopg", marks=pytest.mark.postgres),
+    pytest.param("asyncpg", marks=pytest.mark.postgres),
+]
+
+
+@pytest.fixture(params=COLUMNS)
+async def fresh(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Persistence]:
+    """An empty persistence of each column; no connection may be in use afterwards."""
+    async with _make(request, tmp_path)() as persistence:
+        yield persistence
+        assert [checked_out(b) for b in persistence.backends] == [0]
+
+
+def _make(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Persistence]:
+    kind: Any = request.param
+    if kind == "memory":
+        return memory_persistence
+    if kind == "sqlite":
+        return lambda: sqlite_persistence(tmp_path / "chatkeep.db")
+    server: Postgres = request.getfixturevalue("postgres")
+    database = server.create_database()
+    request.addfinalizer(lambda: server.drop_database(database))
+    driver: PostgresDriver = kind
+    return lambda: postgres_persistence(database.url(driver))

@@ -1,0 +1,85 @@
+"""Retention over all scopes of a backend: what is purged, and what stays."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from chatkeep import Persistence, memory_persistence
+from chatkeep.compose import compose_persistence
+from chatkeep.scope import Scope
+from chatkeep.testkit.conformance._base import assistant, message_ids, user
+from conformance.columns import fresh  # noqa: F401
+
+pytestmark = pytest.mark.anyio
+
+_IDLE = 300
+
+
+async def test_idle_threads_are_deleted_in_every_scope(fresh: Persistence) -> None:  # noqa: F811
+    """purge_threads takes what nothing was written to for so long, subagents' threads with it."""
+    tenant = fresh.scoped(Scope(tenant_id="acme"))
+    stores: Any = fresh.stores
+    theirs: Any = tenant.stores
+    await stores.messages.save_thread("old", [user("a")])
+    await stores.runs.create_or_resume("r1", "old", started_at=1, status="completed")
+    await stores.runs.create_or_resume(
+        "r2", "subagent:r2", started_at=1, status="completed", parent_run_id="r1"
+    )
+    await theirs.messages.save_thread("old", [user("b")])
+    await asyncio.sleep(2 * _IDLE / 1000)
+    await stores.messages.save_thread("new", [user("c")])
+    purged = await fresh.maintenance().purge_threads(idle_ms=_IDLE)
+    assert set(purged) == {(Scope(), "old"), (Scope(tenant_id="acme"), "old")}
+    assert await stores.messages.load_thread("old") == []
+    assert await stores.runs.get("r2") is None
+    assert await theirs.messages.load_thread("old") == []
+    assert await stores.messages.load_thread("new") == [user("c")]
+    assert await fresh.maintenance().purge_threads(idle_ms=_IDLE) == []
+
+
+async def test_a_thread_with_a_driven_run_is_not_idle(fresh: Persistence) -> None:  # noqa: F811
+    """A run that may still be streaming keeps its thread."""
+    stores: Any = fresh.stores
+    await stores.runs.create_or_resume("r1", "t", started_at=1, lease_token="t")
+    await asyncio.sleep(2 * _IDLE / 1000)
+    assert await fresh.maintenance().purge_threads(idle_ms=_IDLE) == []
+    assert await stores.runs.get("r1") is not None
+
+
+async def test_old_cuts_are_erased_in_every_scope(fresh: Persistence) -> None:  # noqa: F811
+    """purge_cuts takes archived messages by the time of their cut; the transcripts stay."""
+    tenant = fresh.scoped(Scope(tenant_id="acme", user_id="ann"))
+    bags: list[Any] = [fresh.stores, tenant.stores]
+    for stores in bags:
+        await stores.messages.save_thread("t", [user("q", "m1"), assistant("a", "m2")])
+        await stores.messages.save_thread("t", [user("q", "m1"), assistant("b", "m3")])
+    (cut,) = await bags[1].messages.list_cuts("t")
+    purged = await fresh.maintenance().purge_cuts(before=cut.cut_at + 60_000)
+    assert {(scope.tenant_id, thread, count) for scope, thread, count in purged} == {
+        (None, "t", 1),
+        ("acme", "t", 1),
+    }
+    for stores in bags:
+        assert await stores.messages.list_cuts("t") == []
+        assert message_ids(await stores.messages.load_thread("t")) == ["m1", "m3"]
+    assert await fresh.maintenance().purge_cuts(before=cut.cut_at + 60_000) == []
+
+
+async def test_a_sweep_of_a_composed_bag_writes_to_both_backends(
+    fresh: Persistence,  # noqa: F811
+) -> None:
+    """Runs here, messages there: the lost run's draft ends the transcript, then the run."""
+    async with memory_persistence() as other:
+        bag = compose_persistence(fresh, overrides={"messages": other.stores.messages})
+        stores: Any = bag.stores
+        await stores.messages.save_thread("t", [user("q", "m1")])
+        await stores.runs.create_or_resume("r1", "t", started_at=1, lease_token="t", lease_ms=-1)
+        await stores.runs.backend.save_draft("t", "r1", [assistant("x", "m2")], lease_token="t")
+        (ended,) = await bag.maintenance().sweep()
+        assert ended.run.status == "failed"
+        assert message_ids(await stores.messages.load_thread("t")) == ["m1", "m2"]
+        fresh_messages: Any = fresh.stores.messages
+        assert await fresh_messages.load_thread("t") == []
