@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from ag_ui.core import Context, Tool
+from typing_extensions import TypeIs
 
 from chatkeep.codec import normalize
 from chatkeep.engine.tools import client_tools_of_request
@@ -172,9 +173,8 @@ def _content(row: dict[str, Any], role: str, path: str) -> None:
         _object(content, where)
     elif role == "assistant" and content is None:
         return
-    elif role in ("user", "tool") and isinstance(content, list):
-        parts: list[Any] = content
-        for i, part in enumerate(parts):
+    elif role in ("user", "tool") and _is_list(content):
+        for i, part in enumerate(content):
             _text(_object(part, f"{where}[{i}]"), "type", f"{where}[{i}]")
     elif not isinstance(content, str):
         allowed = "text or a list of parts" if role in ("user", "tool") else "text"
@@ -250,8 +250,7 @@ def _seen(header: str | None, prop: Any) -> int | None:
 
 def _kind(value: Any) -> str:
     names = {dict: "an object", list: "a list", str: "text", bool: "a boolean", type(None): "null"}
-    kind: type[Any] = type(value)
-    return names.get(kind, "a number")
+    return names.get(value.__class__, "a number")
 
 
 def _object(value: Any, path: str) -> Mapping[str, Any]:
@@ -262,10 +261,13 @@ def _object(value: Any, path: str) -> Mapping[str, Any]:
 
 def _list(owner: Mapping[str, Any], name: str, path: str) -> list[Any]:
     value = owner.get(name)
-    if not isinstance(value, list):
+    if not _is_list(value):
         raise BadRequest(f"{path}.{name}", f"must be a list, not {_kind(value)}")
-    items: list[Any] = value
-    return items
+    return value
+
+
+def _is_list(value: Any) -> TypeIs[list[Any]]:
+    return isinstance(value, list)
 
 
 def _text(owner: Mapping[str, Any], name: str, path: str) -> str:
