@@ -56,12 +56,17 @@ def postgres_persistence(
     else:
         url, owned = _postgres_url(url_or_engine), True
         options: dict[str, Any] = {"pool_size": pool_size, "max_overflow": max_overflow}
+        level = "AUTOCOMMIT"
         if pooler:
             options["connect_args"] = _pooler_arguments(url.get_driver_name())
-            if url.get_driver_name() == "asyncpg":
-                url = url.update_query_dict({"prepared_statement_cache_size": "0"})
-        engine = create_async_engine(url, isolation_level="AUTOCOMMIT", **options)
-    runner = PostgresRunner(engine, in_transactions=pooler and engine.dialect.driver == "asyncpg")
+        if pooler and url.get_driver_name() == "asyncpg":
+            url = url.update_query_dict({"prepared_statement_cache_size": "0"})
+            level = "READ COMMITTED"
+        engine = create_async_engine(url, isolation_level=level, **options)
+    in_transactions = pooler and engine.dialect.driver == "asyncpg"
+    runner = PostgresRunner(
+        engine, autocommit=owned and not in_transactions, in_transactions=in_transactions
+    )
     return PostgresBackend(
         runner, schema=schema, create=create, owned=owned, timeout=timeout
     ).persistence()
