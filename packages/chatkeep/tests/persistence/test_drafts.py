@@ -242,6 +242,16 @@ async def test_a_draft_that_cannot_be_written_is_reported_and_the_run_goes_on(
     assert "draft" in told
 
 
+async def test_a_draft_store_with_a_bug_breaks_no_run(lab: Any, kit: Any) -> None:
+    middleware = lab.middleware(snapshot_streaming=True)
+    lab.faults.refuse("save_draft", error=ValueError("a bug"))
+    model = kit.Paced()
+    task = lab.start(kit.user("u1"), adapter=model, middleware=middleware)
+    await lab.until(lambda: middleware.counters["draft_failures"] > 0)
+    model.go.set()
+    assert isinstance(kit.terminal(await task), RunFinishedEvent)
+
+
 async def test_a_lost_run_is_settled_from_its_draft_by_the_sweep(kit: Any) -> None:
     from chatkeep.memory import memory_persistence
 

@@ -28,11 +28,28 @@ async def test_a_store_that_is_down_at_the_read_fails_the_run_before_the_model(
     lab: Any, kit: Any
 ) -> None:
     model = kit.Paced(waits=False)
-    lab.faults.refuse("read_view")
+    lab.faults.refuse("read_view", times=2)
     events = await lab.turn(kit.user("u1"), adapter=model)
     assert kit.terminal(events).code == "backend-unavailable"
     assert model.requests == []
     assert await lab.stored() == []
+
+
+async def test_a_connection_that_died_while_idle_costs_a_second_read(lab: Any, kit: Any) -> None:
+    lab.faults.refuse("read_view")
+    assert isinstance(kit.terminal(await lab.turn(kit.user("u1"))), RunFinishedEvent)
+    assert lab.faults.log == ["read_view", "read_view", "commit_turn", "commit_turn"]
+
+
+async def test_an_outage_in_the_middle_of_a_merge_is_waited_out(lab: Any, kit: Any) -> None:
+    first, second = kit.Paced(), kit.Paced(waits=False)
+    task = lab.start(kit.user("uA"), adapter=first)
+    await first.began.wait()
+    await lab.turn(kit.user("uB"), adapter=second)
+    lab.faults.refuse("read_view", times=2)
+    first.go.set()
+    assert isinstance(kit.terminal(await task), RunFinishedEvent)
+    assert [m["role"] for m in await lab.stored()] == ["user", "assistant"] * 2
 
 
 async def test_a_start_that_cannot_write_the_question_still_writes_the_run(

@@ -12,7 +12,7 @@ from typing import Final
 from chatkeep.errors import BackendUnavailable, RecordTooLarge, ThreadConflict
 from chatkeep.persistence.reports import Reports
 from chatkeep.persistence.transcript import CutAway, RunTranscript
-from chatkeep.persistence.unit_of_work import Boundary, UnitOfWork
+from chatkeep.persistence.unit_of_work import Boundary, QuestionErased, UnitOfWork
 from chatkeep.records import ModelMessage, RunPatch
 from chatkeep.stores import RunStart
 
@@ -51,25 +51,30 @@ class Committer:
         make the commit too large are left out of it.
 
         Raises:
-            ThreadConflict: after :data:`PLACE_TRIES`, or when the question was erased.
+            ThreadConflict: after :data:`PLACE_TRIES`.
+            QuestionErased: there is no place for the answer any more.
             StoreError: as the store says.
         """
         pauses = list(OUTAGE_PAUSES) if patient else []
         starts = isinstance(boundary.run, RunStart)
-        stale = self._transcript.needs_place or (self._work.blind and not starts)
-        if stale and boundary.change is not None:
-            await self._place(boundary, mine)
+        moved = self._transcript.needs_place or (self._work.blind and not starts)
+        stale = moved and boundary.change is not None
         conflicts = 0
         while True:
             try:
+                if stale:
+                    await self._place(boundary, mine)
+                    stale = False
                 await self._work.commit(boundary)
+            except QuestionErased:
+                raise
             except ThreadConflict:
                 conflicts += 1
                 self._reports.count("conflicts")
                 if conflicts == PLACE_TRIES:
                     raise
+                stale = True
                 await asyncio.sleep(random.random() * min(0.002 * conflicts, 0.05))
-                await self._place(boundary, mine)
             except RecordTooLarge as error:
                 if boundary.activities is None:
                     raise

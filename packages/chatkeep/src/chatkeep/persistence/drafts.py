@@ -22,7 +22,6 @@ from ag_ui.core import (
 )
 
 from chatkeep.engine.middleware import ChatContext, Event
-from chatkeep.errors import ChatkeepError
 from chatkeep.messages import new_message_id
 from chatkeep.persistence.reports import Reports
 from chatkeep.persistence.shielding import quietly
@@ -121,7 +120,7 @@ class Drafts:
     async def _save(self, rows: list[ModelMessage]) -> None:
         try:
             await self._store.save_draft(rows)
-        except ChatkeepError as error:
+        except Exception as error:  # noqa: BLE001 - reported; the run goes on
             if not self._closed:
                 self._reports.failure("draft", error, run_id=self._run_id)
         else:

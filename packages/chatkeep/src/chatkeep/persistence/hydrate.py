@@ -23,6 +23,7 @@ from chatkeep.persistence.paging import (
     newest_units,
     units_of,
 )
+from chatkeep.persistence.reading import read_view
 from chatkeep.persistence.transcript import run_tag, with_tanstack
 from chatkeep.records import (
     ActivityRecord,
@@ -156,7 +157,7 @@ class _Reader:
                     await self._read_foreign(key, include_runs)
             elif key not in views:
                 served = next(s for _, s in readers if key in s)
-                view = await backend.read_view(self._thread_id, self._query(served, include_runs))
+                view = await read_view(backend, self._thread_id, self._query(served, include_runs))
                 views.update(dict.fromkeys(served, view))
                 self._take(view, served)
                 if "messages" in served:
@@ -231,7 +232,7 @@ class _Reader:
                 query = ViewQuery(
                     messages="none", run_id=draft.run_id, runs="none", interrupts="none"
                 )
-                run = (await backend.read_view(self._thread_id, query)).run
+                run = (await read_view(backend, self._thread_id, query)).run
                 if run is not None:
                     self._state.runs.append(run)
 
@@ -294,7 +295,7 @@ class _Reader:
             before=rows.numbers[0] if rows.numbers else self._read_before,
             limit=max(64, len(rows.numbers)),
         )
-        view = await backend.read_view(self._thread_id, query)
+        view = await read_view(backend, self._thread_id, query)
         return _Rows(
             [*view.messages, *rows.messages],
             [*view.numbers, *rows.numbers],

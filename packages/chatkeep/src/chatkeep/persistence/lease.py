@@ -13,7 +13,7 @@ from typing import Protocol
 
 from chatkeep.engine.abort import CANCEL_REQUESTED
 from chatkeep.engine.middleware import ChatContext
-from chatkeep.errors import ChatkeepError, RunConflict
+from chatkeep.errors import RunConflict
 from chatkeep.persistence.reports import Reports
 from chatkeep.persistence.shielding import quietly
 from chatkeep.records import RunRecord
@@ -73,7 +73,7 @@ class LeaseKeeper:
                 self.lose(error)
                 _abort(run(), LEASE_LOST)
                 return
-            except ChatkeepError as error:
+            except Exception as error:  # noqa: BLE001 - reported; the next renewal may succeed
                 self._reports.failure("lease", error, run_id=self._run_id)
                 continue
             if record is not None and record.cancel_requested:

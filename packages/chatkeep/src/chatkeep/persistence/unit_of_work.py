@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from chatkeep.backends import new_commit_id
 from chatkeep.errors import CompositionError, InterruptConflict, RunConflict, ThreadConflict
 from chatkeep.persistence.layout import PARTS, Layout, Part
+from chatkeep.persistence.reading import read_view
 from chatkeep.persistence.reports import Reports
 from chatkeep.persistence.transcript import Change, CutAway
 from chatkeep.records import (
@@ -43,7 +44,11 @@ from chatkeep.stores import (
     ViewQuery,
 )
 
-__all__ = ["ActivityChange", "Boundary", "Opening", "UnitOfWork"]
+__all__ = ["ActivityChange", "Boundary", "Opening", "QuestionErased", "UnitOfWork"]
+
+
+class QuestionErased(ThreadConflict):
+    """The message that a run answers was erased for good: there is no place for the answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +148,8 @@ class UnitOfWork:
         views: dict[StoreKey, ThreadView] = {}
         keys: tuple[StoreKey, ...] = ("runs", "interrupts", "messages", "activities")
         for backend, served in self.layout.readers(keys):
-            view = await backend.read_view(
+            view = await read_view(
+                backend,
                 self.thread_id,
                 ViewQuery(
                     messages="bodies" if "messages" in served else "none",
@@ -189,14 +195,14 @@ class UnitOfWork:
         if backend is None:
             return await self._load_foreign()
         query = ViewQuery(messages="bodies", runs="none", interrupts="none")
-        return _transcript(await backend.read_view(self.thread_id, query))
+        return _transcript(await read_view(backend, self.thread_id, query))
 
     async def read_run(self) -> RunRecord | None:
         """This run's record as it is now."""
         backend = self.lease_backend
         if backend is not None:
             query = ViewQuery(messages="none", run_id=self.run_id, runs="none", interrupts="none")
-            return (await backend.read_view(self.thread_id, query)).run
+            return (await read_view(backend, self.thread_id, query)).run
         runs = self.layout.stores.runs
         return None if runs is None else await runs.get(self.run_id, thread_id=self.thread_id)
 
@@ -204,7 +210,7 @@ class UnitOfWork:
         """Where the answer to a question that was cut meanwhile belongs.
 
         Raises:
-            ThreadConflict: there is no such cut: the thread or the question was erased.
+            QuestionErased: there is no such cut: the thread or the question was erased.
         """
         archive: object = self.layout.messages
         if self.layout.backend("messages") is not None and isinstance(archive, CutArchive):
@@ -213,7 +219,7 @@ class UnitOfWork:
                     away.message_id is not None and away.message_id in cut.message_ids
                 ):
                     return CutAppend(cut_id=cut.cut_id, messages=away.answer)
-        raise ThreadConflict(
+        raise QuestionErased(
             self.thread_id,
             message=f"the message that run {self.run_id!r} answers no longer exists in "
             f"thread {self.thread_id!r}",
