@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,7 +45,7 @@ class Field:
 
 
 @asynccontextmanager
-async def memory() -> AsyncIterator[Field]:
+async def memory() -> AsyncGenerator[Field]:
     """The reference backend, in this process."""
     async with open_persistence("memory://") as persistence:
         yield Field(
@@ -56,7 +56,7 @@ async def memory() -> AsyncIterator[Field]:
 
 
 @asynccontextmanager
-async def sqlite() -> AsyncIterator[Field]:
+async def sqlite() -> AsyncGenerator[Field]:
     """Files in the temporary directory, once as durable as our default and once as fast as
     many peers' default."""
     ours: list[tuple[Chatkeep, Floor | None]] = []
@@ -92,7 +92,7 @@ async def _pragmas(path: Path) -> dict[str, str]:
 
 
 @asynccontextmanager
-async def postgres() -> AsyncIterator[Field]:
+async def postgres() -> AsyncGenerator[Field]:
     """A server of our own with PostgreSQL's default durability."""
     with (
         PostgresProcess(durable=True) as server,
@@ -141,7 +141,7 @@ async def postgres() -> AsyncIterator[Field]:
 
 
 @asynccontextmanager
-async def _behind_proxy(name: str, database: Database) -> AsyncIterator[tuple[Chatkeep, TcpProxy]]:
+async def _behind_proxy(name: str, database: Database) -> AsyncGenerator[tuple[Chatkeep, TcpProxy]]:
     driver: PostgresDriver = "asyncpg" if name.endswith("asyncpg") else "psycopg"
     with database.server.proxy() as proxy:
         async with postgres_persistence(database.url(driver, proxy=proxy)) as persistence:

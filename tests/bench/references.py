@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import asyncio
+import importlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -60,9 +61,8 @@ class RefAsyncpg(Reference):
         self._pool: Any = None
 
     async def open(self) -> None:
-        import asyncpg  # type: ignore[import-untyped]
-
-        self._pool = await asyncpg.create_pool(self._url, min_size=1, max_size=self._size)
+        driver: Any = importlib.import_module("asyncpg")  # it has no types
+        self._pool = await driver.create_pool(self._url, min_size=1, max_size=self._size)
         await self._pool.execute(_TABLE)
 
     async def close(self) -> None:

@@ -7,6 +7,7 @@ import json
 import tracemalloc
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -89,8 +90,7 @@ async def turn(backend: Backend, thread: str, number: int = 0) -> None:
 async def test_a_thread_of_20_000_messages_is_stored_read_paged_and_continued(
     persistence: Persistence, backend: Backend
 ) -> None:
-    store = persistence.stores.messages
-    assert store is not None
+    store: Any = persistence.stores.messages
     long = messages(20_000, size=200)
     await store.save_thread("t", long)
     await turn(backend, "t")
@@ -99,14 +99,14 @@ async def test_a_thread_of_20_000_messages_is_stored_read_paged_and_continued(
     assert loaded[:20_000] == long
     assert len(loaded) == 20_002
 
-    page = await store.load_page("t", limit=50)  # type: ignore[attr-defined]
+    page = await store.load_page("t", limit=50)
     assert page.messages == loaded[-50:]
-    older = await store.load_page("t", limit=50, before=page.cursor)  # type: ignore[attr-defined]
+    older = await store.load_page("t", limit=50, before=page.cursor)
     assert older.messages == loaded[-100:-50]
 
     await store.save_thread("t", loaded[:10])
     assert await store.load_thread("t") == loaded[:10]
-    [cut] = await store.list_cuts("t")  # type: ignore[attr-defined]
+    [cut] = await store.list_cuts("t")
     assert len(cut.numbers) == 19_992
     assert await persistence.delete_thread("t")
 
@@ -114,8 +114,7 @@ async def test_a_thread_of_20_000_messages_is_stored_read_paged_and_continued(
 async def test_a_message_of_20_mb_comes_back_whole(
     persistence: Persistence, backend: Backend
 ) -> None:
-    store = persistence.stores.messages
-    assert store is not None
+    store: Any = persistence.stores.messages
     big: ModelMessage = {
         "id": "big",
         "role": "user",
@@ -132,13 +131,12 @@ async def test_a_message_of_20_mb_comes_back_whole(
 async def test_a_page_of_a_long_thread_does_not_load_the_thread(
     persistence: Persistence,
 ) -> None:
-    store = persistence.stores.messages
-    assert store is not None
+    store: Any = persistence.stores.messages
     await store.save_thread("t", messages(2_000, size=10_000))
-    await store.load_page("t", limit=20)  # type: ignore[attr-defined]
+    await store.load_page("t", limit=20)
     tracemalloc.start()
     try:
-        page = await store.load_page("t", limit=20)  # type: ignore[attr-defined]
+        page = await store.load_page("t", limit=20)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
