@@ -1,0 +1,1 @@
+"""For tests: the conformance suite, the state machine, faults on demand, a scripted model."""

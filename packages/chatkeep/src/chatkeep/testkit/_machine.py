@@ -46,19 +46,18 @@ responses = st.sampled_from((None, UNSET, False, None, {"ok": [1.0]}))
 leases = st.sampled_from((-1, 10**9))
 """Milliseconds: run out from the start, or far away. Nothing in between depends on a clock."""
 
-_message = st.builds(
-    lambda name, role, text, extra: {
-        **({} if name is None else {"id": name}),
-        "role": role,
-        "content": text,
-        **({} if extra is None else {"metadata": {"v": extra}, "x_new": [extra]}),
-    },
-    message_ids,
-    st.sampled_from(("user", "assistant")),
-    texts,
-    values,
+
+def _row(name: str | None, role: str, text: str, extra: Any) -> dict[str, Any]:
+    row: dict[str, Any] = {} if name is None else {"id": name}
+    row |= {"role": role, "content": text}
+    if extra is not None:
+        row |= {"metadata": {"v": extra}, "x_new": [extra]}
+    return row
+
+
+messages = st.lists(
+    st.builds(_row, message_ids, st.sampled_from(("user", "assistant")), texts, values), max_size=3
 )
-messages = st.lists(_message, max_size=3)
 
 _ALL = ViewQuery(runs="all", interrupts="all", activities=True, drafts=True)
 
@@ -91,6 +90,11 @@ class Side:
     def rank(self, thread: str, number: int) -> int:
         """The place of a number among those seen."""
         return self.numbers[thread].index(number)
+
+    def ranks(self, thread: str, numbers: list[int]) -> list[int]:
+        """Take note of numbers, and their places."""
+        self.learn(thread, numbers)
+        return [self.rank(thread, n) for n in numbers]
 
     def number(self, thread: str, rank: int) -> int:
         """A number seen before, by its place (counted round)."""
@@ -279,11 +283,7 @@ class Machine(RuleBasedStateMachine):
                 thread, keep=keep, tail=rows, expected=s.at(thread, back // 4)
             ),
             thread=thread,
-            show=lambda s, r: (
-                s.revision(thread, r.revision),
-                s.learn(thread, r.numbers),
-                [s.rank(thread, n) for n in r.numbers],
-            ),
+            show=lambda s, r: (s.revision(thread, r.revision), s.ranks(thread, r.numbers)),
         )
 
     @rule(
@@ -676,8 +676,7 @@ class Machine(RuleBasedStateMachine):
                 ),
                 show=lambda s, p: (
                     p.messages,
-                    s.learn(thread, p.numbers),
-                    [s.rank(thread, n) for n in p.numbers],
+                    s.ranks(thread, p.numbers),
                     p.truncated,
                     p.cursor is not None and s.rank(thread, p.cursor),
                 ),

@@ -94,7 +94,7 @@ def run_state_machine(
                 counts[what] += 1
 
         try:
-            run_state_machine_as_test(  # type: ignore[no-untyped-call]
+            run_state_machine_as_test(
                 seed(chosen)(ThisMachine),
                 # Else hypothesis ends some examples early, and the count would be a wish.
                 _min_steps=stateful_step_count,
@@ -104,7 +104,11 @@ def run_state_machine(
                     stateful_step_count=stateful_step_count + 1,
                     deadline=None,
                     database=None,
-                    suppress_health_check=list(HealthCheck),
+                    suppress_health_check=[
+                        HealthCheck.too_slow,
+                        HealthCheck.data_too_large,
+                        HealthCheck.filter_too_much,
+                    ],
                     phases=(Phase.generate, Phase.shrink) if shrink else (Phase.generate,),
                     print_blob=True,
                 ),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 from chatkeep.errors import InvalidValue
-from chatkeep.records import RunPatch
+from chatkeep.records import RunPatch, ThreadInfo
 from chatkeep.stores import (
     NO_THREAD,
     CutArchive,
@@ -342,7 +343,9 @@ class TestThreadAdmin(ConformanceCase):
         assert message_ids(await messages.load_thread(two)) == ["m1", "m2"]
 
 
-async def _every(admin: ThreadAdmin, *, limit: int = 50, children: bool = False) -> Any:
+async def _every(
+    admin: ThreadAdmin, *, limit: int = 50, children: bool = False
+) -> AsyncIterator[ThreadInfo]:
     cursor: str | None = None
     while True:
         page = await admin.list_threads(limit=limit, cursor=cursor, children=children)

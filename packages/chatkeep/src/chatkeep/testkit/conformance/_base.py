@@ -115,8 +115,8 @@ class ConformanceCase:
     @pytest.fixture
     def declared(self, request: pytest.FixtureRequest) -> frozenset[str]:
         """What the user of the suite said is missing."""
-        module = getattr(request.module, "skip", ())
-        by_module: Collection[str] = () if callable(module) else module
+        test: Any = request
+        by_module: Collection[str] = getattr(test.module, "skip", ())
         return frozenset(type(self).skip) | frozenset(by_module)
 
     @pytest.fixture
@@ -174,8 +174,8 @@ class ConformanceCase:
     @pytest.fixture
     def admin(self, persistence: Any, declared: frozenset[str]) -> ThreadAdmin:
         if not isinstance(persistence, ThreadAdmin):
-            _leave_out("ThreadAdmin", declared, "the persistence is no ThreadAdmin")
-        return cast("ThreadAdmin", persistence)
+            raise _left_out("ThreadAdmin", declared, "the persistence is no ThreadAdmin")
+        return persistence
 
     @pytest.fixture
     def backend(self, persistence: Any, declared: frozenset[str]) -> TurnBackend:
@@ -184,20 +184,20 @@ class ConformanceCase:
             backend = getattr(store, "backend", None)
             if isinstance(backend, TurnBackend):
                 if "TurnBackend" in declared:
-                    _leave_out("TurnBackend", declared, "declared as skipped")
+                    raise _left_out("TurnBackend", declared, "declared as skipped")
                 return backend
-        return _leave_out("TurnBackend", declared, "no store has a TurnBackend behind it")
+        raise _left_out("TurnBackend", declared, "no store has a TurnBackend behind it")
 
     @pytest.fixture
     def scoped(self, persistence: Any, declared: frozenset[str]) -> Callable[[Scope], Any]:
         """``persistence.scoped``, where every store of the bag knows scopes."""
         scoped: Callable[[Scope], Any] | None = getattr(persistence, "scoped", None)
         if scoped is None or "Scope" in declared:
-            return _leave_out("Scope", declared, "the persistence has no scoped()")
+            raise _left_out("Scope", declared, "the persistence has no scoped()")
         try:
             scoped(Scope(tenant_id="probe"))
         except CompositionError as error:
-            return _leave_out("Scope", declared, str(error))
+            raise _left_out("Scope", declared, str(error)) from None
         return scoped
 
 
@@ -217,14 +217,15 @@ def _tier(persistence: Any, name: str, declared: frozenset[str]) -> Any:
     need_store(persistence, _TIERS[name][0], declared)
     found = find_tier(persistence, name)
     if found is None or name in declared:
-        return _leave_out(name, declared, f"the {_TIERS[name][0]} store does not have it")
+        raise _left_out(name, declared, f"the {_TIERS[name][0]} store does not have it")
     return found
 
 
-def _leave_out(name: str, declared: frozenset[str], why: str) -> Any:
+def _left_out(name: str, declared: frozenset[str], why: str) -> BaseException:
+    """What to raise for a tier that is not there: a skip that names it."""
     if name in declared:
-        pytest.skip(f"declared: no {name}")
-    pytest.skip(f"tier {name} is absent: {why}")
+        return pytest.skip.Exception(f"declared: no {name}")
+    return pytest.skip.Exception(f"tier {name} is absent: {why}")
 
 
 # ---------------------------------------------------------------------------- builders

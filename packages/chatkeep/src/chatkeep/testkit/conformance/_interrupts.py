@@ -60,6 +60,7 @@ class TestInterrupts(ConformanceCase):
         )
         assert await interrupts.create(record) is True
         found = await interrupts.get(record.thread_id, record.interrupt_id)
+        assert found is not None
         assert found == record
         assert exact(found.to_json()) == exact(record.to_json())
         assert found.response is UNSET
@@ -243,7 +244,7 @@ class TestInterrupts(ConformanceCase):
 
     async def test_odd_payloads_round_trip(self, interrupts: InterruptStore, ids: Ids) -> None:
         """Keys that mean something to a database are only text here."""
-        payload = {
+        payload: dict[str, Any] = {
             "$schema": "x",
             "a.b": 1,
             "": 2,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from chatkeep.errors import InvalidValue, RunConflict
@@ -103,11 +105,12 @@ class TestLeases(ConformanceCase):
             turn(thread, run_id=run, run=RunStart(run_id=run, started_at=T0, lease_token="new"))
         )
         before = still(await see(backend, thread, run))
-        for parts in (
+        writes: list[dict[str, Any]] = [
             {"run": RunPatch(status="completed")},
             {"splice": Splice(keep_through=0, tail=[user("x")])},
             {"interrupts": [interrupt(thread, run, "i")]},
-        ):
+        ]
+        for parts in writes:
             with pytest.raises(RunConflict) as caught:
                 await backend.commit_turn(turn(thread, run_id=run, lease_token="old", **parts))
             assert caught.value.reason == "lease-lost"

@@ -375,7 +375,15 @@ class TestRuns(ConformanceCase):
     async def test_usage_keeps_its_types(self, runs: RunStore, ids: Ids) -> None:
         """Integers stay integers and floats floats, also beyond 64 bits."""
         run = ids.run()
-        usage = {"i": 1, "f": 1.0, "g": 0.1, "big": 2**53 + 1, "huge": 2**70, "t": True, "l": []}
+        usage: dict[str, Any] = {
+            "i": 1,
+            "f": 1.0,
+            "g": 0.1,
+            "big": 2**53 + 1,
+            "huge": 2**70,
+            "t": True,
+            "l": [],
+        }
         await runs.create_or_resume(run, ids.thread(), started_at=_T0)
         await runs.update(run, RunPatch(usage=usage))
         found = await runs.get(run)

@@ -258,15 +258,17 @@ class TestScope(ConformanceCase):
     ) -> None:
         """Commit ids, leases, drafts and views belong to one scope."""
         thread, run = ids.thread(), ids.run()
-        one, two = (views[n].stores.messages.backend for n in ("tenant", "tenant and user"))
+        one: Any = views["tenant"].stores.messages.backend
+        two: Any = views["tenant and user"].stores.messages.backend
         commit = TurnCommit(
             commit_id="same", thread_id=thread, splice=Splice(keep_through=0, tail=[user("a")])
         )
         for handle in (one, two, backend):
             assert not (await handle.commit_turn(commit)).replayed
             assert (await handle.commit_turn(commit)).replayed
-        stores = views["tenant"].stores
-        if stores.runs is None or getattr(stores.runs, "backend", None) is not one:
+        stores: Any = views["tenant"].stores
+        of_runs: Any = getattr(stores.runs, "backend", None)
+        if of_runs is not one:
             return
         await stores.runs.create_or_resume(run, thread, started_at=_T0, lease_token="t")
         await one.save_draft(thread, run, [assistant("d")], lease_token="t")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from chatkeep.rules import new_commit_id
@@ -35,7 +36,7 @@ async def see(backend: TurnBackend, thread: str, run: str | None = None) -> Thre
 
 def still(view: ThreadView) -> ThreadView:
     """A view without the clock: to compare two."""
-    return ThreadView(**{n: getattr(view, n) for n in ThreadView.__slots__} | {"now": 0})
+    return replace(view, now=0)
 
 
 async def start_turn(

@@ -77,7 +77,7 @@ class TestTurnBackend(ConformanceCase):
 
     async def test_equal_messages_have_equal_digests(self, backend: TurnBackend, ids: Ids) -> None:
         """A digest tells whether a stored body equals another one, in any thread."""
-        views = []
+        views: list[list[bytes]] = []
         for _ in range(2):
             thread = ids.thread()
             rows = [user("a", "m1"), user("a", "m1"), user("a", "m2")]
@@ -205,12 +205,13 @@ class TestTurnBackend(ConformanceCase):
         done = await backend.commit_turn(
             turn(thread, splice=Splice(keep_through=0, tail=[user("a")], expected=NO_THREAD))
         )
-        for parts in (
+        parts_of: list[dict[str, Any]] = [
             {"run_id": run, "run": RunPatch(usage={"n": 1})},
             {"interrupts": [interrupt(thread, run, "i1")]},
             {"answers": [InterruptAnswer(interrupt_id="i1")]},
             {"activities": ActivitiesWrite(puts={0: activity("x")}, length=1)},
-        ):
+        ]
+        for parts in parts_of:
             receipt = await backend.commit_turn(turn(thread, **parts))
             assert (receipt.revision, receipt.newest) == (done.revision, done.newest)
         await backend.save_draft(thread, run, [assistant("x")])
@@ -352,14 +353,15 @@ class TestTurnBackend(ConformanceCase):
     ) -> None:
         """Patch or claim without a run, a foreign thread's interrupt, one twice, an odd id."""
         thread, run = ids.thread(), ids.run()
-        for parts in (
+        parts_of: list[dict[str, Any]] = [
             {"run": RunPatch(status="completed")},
             {"claims": [InterruptRef(interrupt_id="i")]},
             {"interrupts": [interrupt(ids.thread(), run, "i")]},
             {"interrupts": [interrupt(thread, run, "i"), interrupt(thread, run, "i")]},
             {"splice": Splice(keep_through=-1)},
             {"run_id": "a\x00"},
-        ):
+        ]
+        for parts in parts_of:
             with pytest.raises(InvalidValue):
                 await backend.commit_turn(turn(thread, **parts))
         with pytest.raises(InvalidValue):
