@@ -11,11 +11,18 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI, HTTPException, Request, Response
 
-from chatkeep import BadRequest, Scope, sqlite_persistence, with_persistence
+from chatkeep import ChatkeepError, Scope, sqlite_persistence, with_persistence
 from chatkeep.delivery import Delivery
 from chatkeep.engine import chat
 from chatkeep.testkit.scripted import ScriptedModel, scripted_tools
-from chatkeep.web import chat_router, parse_chat_request, reconstruct_chat, sse_response
+from chatkeep.web import (
+    chat_router,
+    parse_chat_request,
+    problem_of,
+    reconstruct_chat,
+    sse_response,
+    watch_response,
+)
 
 persistence = sqlite_persistence("chat.db")
 delivery = Delivery()
@@ -47,10 +54,10 @@ app.mount("/api", chats)  # serves /api/chat
 @app.post("/own/chat")
 async def run(request: Request) -> Response:
     user = user_of(request)
-    try:
-        params = parse_chat_request(await request.body(), request.headers)
-    except BadRequest as error:
-        raise HTTPException(400, str(error)) from error
+    watched = await watch_response(request, delivery, scope=user)
+    if watched is not None:
+        return watched  # a reconnect: it starts nothing
+    params = parse_chat_request(await request.body(), request.headers)
     stream = chat(
         adapter=ScriptedModel(),
         tools=scripted_tools(),
@@ -62,4 +69,13 @@ async def run(request: Request) -> Response:
 
 @app.get("/own/chat")
 async def load(request: Request) -> Response:
-    return await reconstruct_chat(persistence.scoped(user_of(request)), request)
+    user = user_of(request)
+    watched = await watch_response(request, delivery, scope=user)
+    if watched is not None:
+        return watched  # a join
+    return await reconstruct_chat(persistence.scoped(user), request)
+
+
+@app.exception_handler(ChatkeepError)
+async def refuse(_: Request, error: ChatkeepError) -> Response:
+    return problem_of(error)

@@ -97,10 +97,23 @@ async def test_users_of_the_fastapi_app_see_their_own(
 async def test_leaving_the_fastapi_route_of_its_own_stops_nothing(
     serve: Callable[[str, str], ChatServer], http: httpx.AsyncClient
 ) -> None:
-    """``sse_response(stream, log=…)``: the run goes on and is saved without its viewer."""
+    """``sse_response(stream, log=…)``: the run goes on and is saved without its viewer, and
+    ``watch_response`` shows it to who comes back."""
     server = serve("fastapi_app", "/own/chat")
     headers = {"x-user": "ada"}
     tab = Tab(http, server.url, "t", headers=headers)
+    tab.messages.append(user_message('SCENARIO:slow {"chunks": 20, "delayMs": 20}'))
+    body = tab.body()
+    offsets: list[str | None] = []
+    async for exchange in tab.stream(body):
+        offsets = exchange.offsets
+        if "w2 " in tab.text:
+            break
+    rest = [e async for e in tab.stream(body, last_event_id=offsets[-1])][-1]
+    assert not set(rest.offsets) & set(offsets)
+    assert tab.text == "".join(f"w{i} " for i in range(20))
+    joined = Tab(http, server.url, "t", headers=headers)
+    assert (await joined.join(body["runId"])).offsets == [*offsets, *rest.offsets]
     tab.messages.append(user_message('SCENARIO:slow {"chunks": 20, "delayMs": 20}'))
     async for _ in tab.stream(tab.body()):
         if "w2 " in tab.text:

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Mount
 
-from chatkeep import memory_persistence
+from chatkeep import compose_persistence, define_activity_store, memory_persistence
 from chatkeep.backends import Persistence
 from chatkeep.errors import BackendUnavailable, CompositionError
 from chatkeep.records import RunPatch
@@ -331,6 +331,22 @@ def test_a_router_for_everybody_has_to_be_asked_for(agent: Agent, persistence: P
     chat_router(persistence, agent, allow_anonymous=True)
 
 
+def test_scopes_need_stores_that_know_them(agent: Agent, persistence: Persistence) -> None:
+    """Said when the app is built, not to the first user."""
+
+    async def load_activities(thread_id: str) -> list[Any]:
+        return []
+
+    async def save_activities(thread_id: str, activities: Any) -> None:
+        return None
+
+    own = define_activity_store(load_activities=load_activities, save_activities=save_activities)
+    mixed = compose_persistence(persistence, overrides={"activities": own})
+    with pytest.raises(CompositionError, match="activities"):
+        chat_router(mixed, agent, scope=lambda _: Scope(user_id="u"))
+    chat_router(mixed, agent, allow_anonymous=True)
+
+
 async def test_authorize_is_asked_by_every_route(agent: Agent, persistence: Persistence) -> None:
     """Post, hydrate, join and reconnect ask for the thread; a no is 403 and nothing happens."""
     asked: list[str] = []
@@ -424,6 +440,9 @@ async def test_routes_fit_into_an_app_and_its_lifespan_closes_them(
         pass
     refused = await request(apps[0][0], "POST", "/api/chat", json_body=body("late"))
     assert refused.status == 503
+    async with at_path.lifespan(apps[0][0]):
+        again = await request(apps[0][0], "POST", "/api/chat", json_body=body("again"))
+    assert again.types[-1] == "RUN_FINISHED"
 
 
 async def test_shutdown_tells_running_runs_to_stop(persistence: Persistence) -> None:

@@ -189,7 +189,7 @@ class Delivery:
     async def aclose(self) -> None:
         """Take no more runs, let the running ones finish for ``drain`` seconds, then abort
         the rest and wait until they are saved. Call it before the persistence is closed.
-        Idempotent."""
+        Idempotent; ``async with`` opens it again."""
         self._closed = True
         producers = list(self._producers.values())
         if producers:
@@ -200,6 +200,8 @@ class Delivery:
             await asyncio.gather(*(p.abort("server shutdown") for p in left))
 
     async def __aenter__(self) -> Self:
+        # An app object that is started again (test suites do) takes runs again.
+        self._closed = False
         return self
 
     async def __aexit__(

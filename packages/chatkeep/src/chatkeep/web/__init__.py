@@ -1,7 +1,8 @@
 """HTTP for chats: read a request, stream a run, answer a page load; Starlette and FastAPI.
 
-Needs the extra ``web``. Three functions for routes of your own (:func:`parse_chat_request`,
-:func:`sse_response`, :func:`reconstruct_chat`), or :func:`chat_router` for all of them.
+Needs the extra ``web``. :func:`chat_router` makes all routes; for routes of your own there are
+:func:`parse_chat_request`, :func:`sse_response`, :func:`watch_response`,
+:func:`reconstruct_chat` and, for what they raise, :func:`problem_of`.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ if importlib.util.find_spec("starlette") is None:
     raise MissingExtra("chatkeep.web", "web")
 
 from chatkeep.web._params import ChatParams, parse_chat_request
+from chatkeep.web._problem import problem_of
 from chatkeep.web._reconstruct import Authorize, reconstruct_chat
 from chatkeep.web._router import Agent, ChatRouter, ScopeOf, chat_router
 from chatkeep.web._sse import encode_sse, follow_response, sse_response
+from chatkeep.web._watch import watch_response
 
 __all__ = [
     "Agent",
@@ -29,6 +32,8 @@ __all__ = [
     "encode_sse",
     "follow_response",
     "parse_chat_request",
+    "problem_of",
     "reconstruct_chat",
     "sse_response",
+    "watch_response",
 ]

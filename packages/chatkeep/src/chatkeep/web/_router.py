@@ -30,7 +30,7 @@ from starlette.types import Receive, Send
 from starlette.types import Scope as AsgiScope
 
 from chatkeep.backends import Persistence
-from chatkeep.delivery import FROM_START, Delivery, DeliveryLog, RunKey, offset_run
+from chatkeep.delivery import Delivery, DeliveryLog, RunKey
 from chatkeep.engine import AbortSignal, ChatStream, chat
 from chatkeep.errors import (
     BadRequest,
@@ -38,14 +38,14 @@ from chatkeep.errors import (
     CompositionError,
     RunConflict,
     RunConflictReason,
-    UnknownRun,
 )
 from chatkeep.persistence import PERSISTENCE, with_persistence
-from chatkeep.scope import EMPTY_SCOPE, Scope, check_id
+from chatkeep.scope import EMPTY_SCOPE, Scope
 from chatkeep.web._params import ChatParams, parse_chat_request
 from chatkeep.web._problem import problem, problem_of
 from chatkeep.web._reconstruct import Authorize, allowed, reconstruct_chat
 from chatkeep.web._sse import HEARTBEAT, follow_response
+from chatkeep.web._watch import watch_response
 
 __all__ = ["Agent", "ChatRouter", "ScopeOf", "chat_router"]
 
@@ -97,8 +97,9 @@ def chat_router(
 
     Raises:
         CompositionError: neither ``authorize`` nor ``scope``, and anonymous use not allowed;
-            a persistence without a messages store; a ``scope`` beside a ``with_persistence``
-            of the agent's own, which would store every request's rows unscoped.
+            a persistence without a messages store, or with a store that knows no scopes; a
+            ``scope`` beside a ``with_persistence`` of the agent's own, which would store every
+            request's rows unscoped.
     """
     if authorize is None and scope is None and not allow_anonymous:
         raise CompositionError(
@@ -141,6 +142,8 @@ class ChatRouter:
     ) -> None:
         if persistence.stores.messages is None:
             raise CompositionError("a chat needs a messages store")
+        if scope != EMPTY_SCOPE:
+            persistence.scoped(Scope(user_id="anybody"))  # says now which store knows no scopes
         if scope != EMPTY_SCOPE and not callable(agent) and _keeps(agent):
             raise CompositionError(
                 "with scope= leave with_persistence out of the agent's middleware: the router "
@@ -172,6 +175,7 @@ class ChatRouter:
             yield
 
     async def __aenter__(self) -> Self:
+        await self.delivery.__aenter__()
         return self
 
     async def __aexit__(
@@ -190,19 +194,16 @@ class ChatRouter:
 
     async def _post(self, request: Request) -> Response:
         try:
-            if "last-event-id" in request.headers:
-                return await self._follow(request)
-            return await self._run(request)
+            scope = await self._scope_of(request)
+            return await self._watch(request, scope) or await self._run(request, scope)
         except ChatkeepError as error:
             return problem_of(error)
 
     async def _get(self, request: Request) -> Response:
-        query = request.query_params
         try:
-            if "last-event-id" in request.headers or "offset" in query or "runId" in query:
-                return await self._follow(request)
-            return await reconstruct_chat(
-                await self._scoped(request),
+            scope = await self._scope_of(request)
+            return await self._watch(request, scope) or await reconstruct_chat(
+                self._scoped(scope),
                 request,
                 authorize=self._authorize,
                 include_runs=self._include_runs,
@@ -210,7 +211,16 @@ class ChatRouter:
         except ChatkeepError as error:
             return problem_of(error)
 
-    async def _run(self, request: Request) -> Response:
+    async def _watch(self, request: Request, scope: Scope) -> Response | None:
+        return await watch_response(
+            request,
+            self.delivery,
+            authorize=self._authorize,
+            scope=scope,
+            heartbeat=self._heartbeat,
+        )
+
+    async def _run(self, request: Request, scope: Scope) -> Response:
         """A post: replay a run that is known here, else start it."""
         body = await _read(request, self._max_body)
         if body is None:
@@ -220,14 +230,16 @@ class ChatRouter:
         refusal = await allowed(self._authorize, params.thread_id, request)
         if refusal is not None:
             return refusal
-        scope = await self._scope_of(request)
         key = RunKey(run_id=params.run_id, scope=scope)
-        if await self._known_here(key, params.thread_id):
-            return follow_response(await self.delivery.follow(key), heartbeat=self._heartbeat)
-        persistence = await self._scoped(request)
-        await _refuse_known(persistence, params)
+        if not await self._known_here(key, params.thread_id):
+            persistence = self._scoped(scope)
+            await _refuse_known(persistence, params)
+            await self._start(key, replace(params, store=persistence, request=request))
+        return follow_response(await self.delivery.follow(key), heartbeat=self._heartbeat)
+
+    async def _start(self, key: RunKey, params: ChatParams) -> None:
         signal = AbortSignal()
-        made = self._agent(replace(params, store=persistence, request=request, abort=signal))
+        made = self._agent(replace(params, abort=signal))
         stream = await made if inspect.isawaitable(made) else made
         try:
             await self.delivery.start(stream, key=key, thread_id=params.thread_id, abort=signal)
@@ -235,32 +247,12 @@ class ChatRouter:
             # The same post twice at once: the second one watches what the first one started.
             if not await self._known_here(key, params.thread_id):
                 raise
-        return follow_response(await self.delivery.follow(key), heartbeat=self._heartbeat)
 
     async def _known_here(self, key: RunKey, thread_id: str) -> bool:
         run = await self.delivery.find(key)
         if run is not None and run.thread_id != thread_id:
             raise RunConflict(key.run_id, "foreign-thread")
         return run is not None
-
-    async def _follow(self, request: Request) -> Response:
-        """A join or a reconnect: reads the log of a run, starts nothing, touches no thread."""
-        query, headers = request.query_params, request.headers
-        # The header wins over the query; an empty one is a client that has seen nothing.
-        after = headers.get("last-event-id", query.get("offset")) or FROM_START
-        if "last-event-id" not in headers and "offset" not in query:
-            raise BadRequest("offset", "say from where: offset=-1, or a Last-Event-ID header")
-        run_id = headers.get("x-run-id") or query.get("runId") or offset_run(after)
-        if not run_id:
-            raise BadRequest("runId", "is missing, and the offset names no run")
-        key = RunKey(run_id=check_id(run_id, "runId"), scope=await self._scope_of(request))
-        run = await self.delivery.find(key)
-        if run is None:
-            raise UnknownRun(key.run_id)
-        refusal = await allowed(self._authorize, run.thread_id, request)
-        if refusal is not None:
-            return refusal
-        return follow_response(await self.delivery.follow(key, after), heartbeat=self._heartbeat)
 
     # -- scope --------------------------------------------------------------------
 
@@ -270,8 +262,7 @@ class ChatRouter:
         found = self._scope(request)
         return await found if inspect.isawaitable(found) else found
 
-    async def _scoped(self, request: Request) -> Persistence:
-        scope = await self._scope_of(request)
+    def _scoped(self, scope: Scope) -> Persistence:
         return self._persistence if scope == EMPTY_SCOPE else self._persistence.scoped(scope)
 
 
