@@ -18,7 +18,7 @@ from ag_ui.core import (
 )
 
 from chatkeep.engine.adapter import ModelRequest, model_finished
-from chatkeep.engine.middleware import ChatConfig, ChatContext, ErrorInfo
+from chatkeep.engine.middleware import AbortInfo, ChatConfig, ChatContext, ErrorInfo, FinishInfo
 from chatkeep.errors import BackendUnavailable
 from chatkeep.persistence import PERSISTENCE_COMPLETION, hydrate_thread
 from chatkeep.scope import Scope
@@ -29,7 +29,15 @@ pytestmark = pytest.mark.anyio
 async def begun(lab: Any, middleware: Any, *messages: Any, run_id: str = "r1") -> ChatContext:
     """A run that has passed its start boundary."""
     ctx = ChatContext(thread_id="t1", run_id=run_id)
-    config = ChatConfig(
+    await middleware.setup(ctx)
+    patch = await middleware.on_config(ctx, config_of(*messages))
+    ctx.messages = list(patch["messages"])
+    await middleware.on_start(ctx)
+    return ctx
+
+
+def config_of(*messages: Any) -> ChatConfig:
+    return ChatConfig(
         messages=list(messages),
         provider_messages=[],
         system_prompts=[],
@@ -40,11 +48,6 @@ async def begun(lab: Any, middleware: Any, *messages: Any, run_id: str = "r1") -
         model_options={},
         activities=[],
     )
-    await middleware.setup(ctx)
-    patch = await middleware.on_config(ctx, config)
-    ctx.messages = list(patch["messages"])
-    await middleware.on_start(ctx)
-    return ctx
 
 
 def pause(*names: str) -> RunFinishedEvent:
@@ -119,6 +122,44 @@ async def test_an_interrupt_id_that_is_taken_fails_the_boundary(lab: Any, kit: A
     await middleware.on_error(ctx, info)
     await ended(ctx)
     assert (await lab.run("r1")).status == "failed"
+
+
+@pytest.mark.parametrize("hook", ["on_start", "on_finish", "on_error", "on_abort"])
+async def test_a_hook_that_is_cancelled_ends_its_commit_first(
+    lab: Any, kit: Any, hook: str
+) -> None:
+    middleware = lab.middleware()
+    ctx = await begun(lab, middleware, kit.user("u1"))
+    if hook == "on_start":
+        ctx = ChatContext(thread_id="t1", run_id="r2")
+        await middleware.setup(ctx)
+        await middleware.on_config(ctx, config_of(kit.user("u2")))
+        ctx.messages = [*await lab.stored(), kit.user("u2")]
+    ctx.messages.append(kit.assistant("a1"))
+    infos: dict[str, Any] = {
+        "on_finish": FinishInfo(finish_reason="stop", duration_ms=1, content="", usage=None),
+        "on_error": ErrorInfo(error=RuntimeError(), message="x", code=None, duration_ms=1),
+        "on_abort": AbortInfo(reason=None, cancel_requested=False, duration_ms=1),
+    }
+    lab.faults.stall("commit_turn", seconds=0.05)
+    commits = lab.faults.applied["commit_turn"]
+    task = asyncio.create_task(
+        getattr(middleware, hook)(ctx, *([infos[hook]] if hook in infos else []))
+    )
+    await asyncio.sleep(0.01)
+    task.cancel()
+    await asyncio.sleep(0)
+    task.cancel()  # impatient
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert lab.faults.applied["commit_turn"] == commits + 1
+    run = await lab.run(ctx.run_id)
+    statuses = {"on_start": "running", "on_finish": "completed", "on_error": "failed"}
+    assert run.status == statuses.get(hook, "aborted")
+    if hook == "on_start":
+        info = infos["on_abort"]
+        await middleware.on_abort(ctx, info)
+    await ended(ctx)
 
 
 async def test_threads_and_run_ids_of_two_tenants_never_meet(lab: Any, kit: Any) -> None:

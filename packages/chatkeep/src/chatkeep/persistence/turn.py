@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from ag_ui.core import RunFinishedEvent, RunFinishedInterruptOutcome
@@ -169,9 +170,7 @@ class Turn:
         self._transcript.begins(ctx.messages)
         boundary = Boundary(run=self._run_start(ctx))
         try:
-            if not self._transcript.deferred_cut:
-                boundary.change = self._transcript.plan(ctx.messages)
-                boundary.activities = self._activities.plan(ctx.activities)
+            self._fill(boundary, ctx, ctx.messages)
             await self._committer.commit(boundary, ctx.messages)
         except (RunConflict, InterruptConflict, InvalidValue, RecordTooLarge):
             raise
@@ -244,8 +243,7 @@ class Turn:
             self._usage = dict(info.usage)
         boundary = Boundary(run=self._end_patch("completed"), drop_draft=self._drop_draft)
         try:
-            boundary.change = self._transcript.plan(ctx.messages)
-            boundary.activities = self._activities.plan(ctx.activities)
+            self._fill(boundary, ctx, ctx.messages)
             await self._committer.commit(boundary, ctx.messages, patient=True)
         except RunConflict as error:
             self._not_ours(error, "finish")
@@ -284,8 +282,7 @@ class Turn:
                 values["usage"] = self._usage
             boundary.run = RunPatch(**values)
         try:
-            boundary.change = self._transcript.plan(ctx.messages)
-            boundary.activities = self._activities.plan(ctx.activities)
+            self._fill(boundary, ctx, ctx.messages)
             await self._committer.commit(boundary, ctx.messages, patient=True)
         except Exception as error:
             self._reports.failure("interrupt", error, run_id=self._run_id)
@@ -359,6 +356,12 @@ class Turn:
             await self._drafts.close(ctx)
         self._lease.stop(ctx)
 
+    def _fill(self, boundary: Boundary, ctx: ChatContext, mine: Sequence[ModelMessage]) -> None:
+        """Transcript and activities of a boundary. A regenerate without output cuts neither."""
+        boundary.change = self._transcript.plan(mine)
+        if boundary.change is not None or not self._transcript.deferred_cut:
+            boundary.activities = self._activities.plan(ctx.activities)
+
     def _end_patch(
         self,
         status: Literal["completed", "failed", "aborted"],
@@ -393,8 +396,7 @@ class Turn:
         try:
             try:
                 mine = self._kept(ctx, "error" if status == "failed" else "aborted")
-                boundary.change = self._transcript.plan(mine)
-                boundary.activities = self._activities.plan(ctx.activities)
+                self._fill(boundary, ctx, mine)
                 await self._committer.commit(boundary, mine)
             except RunConflict:
                 raise
