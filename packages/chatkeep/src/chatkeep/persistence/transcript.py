@@ -102,10 +102,15 @@ class RunTranscript:
     def begins(self, front: Sequence[ModelMessage]) -> None:
         """Take ``front`` as the transcript that the run starts from: stored messages, some
         perhaps replaced, and what was posted. What comes behind it is the run's output."""
-        stored = {id(m) for m in self._known.messages}
-        names = {m.get("id") for m in self._known.messages}
         self._front = list(front)
-        self._posted = [m for m in self._front if id(m) not in stored and m.get("id") not in names]
+        keep = _common(self._known.messages, self._front)
+        self._posted = self._front[keep:]
+        if keep < len(self._known.messages) and self._posted:
+            stored = {id(m) for m in self._known.messages}
+            names = {m.get("id") for m in self._known.messages}
+            self._posted = [
+                m for m in self._posted if id(m) not in stored and m.get("id") not in names
+            ]
 
     @property
     def front(self) -> list[ModelMessage]:
