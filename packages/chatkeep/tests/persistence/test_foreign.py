@@ -12,9 +12,10 @@ from chatkeep.compose import compose_persistence
 from chatkeep.errors import InterruptConflict
 from chatkeep.memory import memory_persistence
 from chatkeep.persistence import hydrate_thread, with_persistence
+from chatkeep.persistence.boundary import Boundary
 from chatkeep.persistence.layout import chat_layout
 from chatkeep.persistence.reports import Reports
-from chatkeep.persistence.unit_of_work import Boundary, UnitOfWork
+from chatkeep.persistence.unit_of_work import UnitOfWork
 from chatkeep.records import InterruptRecord
 from chatkeep.stores import InterruptAnswer
 

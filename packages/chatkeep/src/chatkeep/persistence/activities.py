@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from chatkeep.errors import InvalidValue
 from chatkeep.messages import ui_length
+from chatkeep.persistence.boundary import ActivityChange
 from chatkeep.persistence.reports import Reports
-from chatkeep.persistence.unit_of_work import ActivityChange
 from chatkeep.records import ActivityRecord, ModelMessage
 
 __all__ = ["RunActivities", "before_cut", "merge_activities"]

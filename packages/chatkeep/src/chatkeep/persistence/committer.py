@@ -10,9 +10,10 @@ from dataclasses import replace
 from typing import Final
 
 from chatkeep.errors import BackendUnavailable, RecordTooLarge, ThreadConflict
+from chatkeep.persistence.boundary import Boundary, QuestionErased
 from chatkeep.persistence.reports import Reports
 from chatkeep.persistence.transcript import CutAway, RunTranscript
-from chatkeep.persistence.unit_of_work import Boundary, QuestionErased, UnitOfWork
+from chatkeep.persistence.unit_of_work import UnitOfWork
 from chatkeep.records import ModelMessage, RunPatch
 from chatkeep.stores import RunStart
 

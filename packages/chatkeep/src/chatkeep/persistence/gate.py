@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from chatkeep.errors import InterruptResumeError, RunConflict
-from chatkeep.persistence.unit_of_work import Opening
+from chatkeep.persistence.boundary import Opening
 from chatkeep.records import InterruptRecord
 
 __all__ = ["BINDING_KEY", "check_run", "check_waiting", "owned"]

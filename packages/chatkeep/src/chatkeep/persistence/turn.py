@@ -34,6 +34,7 @@ from chatkeep.errors import (
 )
 from chatkeep.messages import ensure_ids, merge_messages, stable_ids
 from chatkeep.persistence.activities import RunActivities, before_cut, merge_activities
+from chatkeep.persistence.boundary import Boundary, Opening
 from chatkeep.persistence.capabilities import DETACHABLE
 from chatkeep.persistence.committer import Committer
 from chatkeep.persistence.completion import RunCompletion
@@ -43,7 +44,7 @@ from chatkeep.persistence.layout import Layout
 from chatkeep.persistence.lease import LeaseKeeper
 from chatkeep.persistence.reports import Phase, Reports
 from chatkeep.persistence.transcript import RunTranscript
-from chatkeep.persistence.unit_of_work import Boundary, Opening, UnitOfWork
+from chatkeep.persistence.unit_of_work import UnitOfWork
 from chatkeep.records import InterruptRecord, ModelMessage, RunError, RunPatch
 from chatkeep.stores import RunStart, Transcript
 

@@ -9,29 +9,19 @@ keeps the commit id of each group, so that a backend recognises one that it has 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
-from chatkeep.backends import new_commit_id
-from chatkeep.errors import CompositionError, InterruptConflict, RunConflict, ThreadConflict
-from chatkeep.persistence.layout import PARTS, Layout, Part
+from chatkeep.errors import CompositionError, RunConflict
+from chatkeep.persistence.boundary import Boundary, Opening, QuestionErased
+from chatkeep.persistence.foreign import load_messages, write_part
+from chatkeep.persistence.layout import Layout, Part
 from chatkeep.persistence.reading import read_view
 from chatkeep.persistence.reports import Reports
-from chatkeep.persistence.transcript import Change, CutAway
-from chatkeep.records import (
-    ActivityRecord,
-    InterruptRecord,
-    ModelMessage,
-    RunPatch,
-    RunRecord,
-)
+from chatkeep.persistence.transcript import CutAway
+from chatkeep.records import ModelMessage, RunRecord
 from chatkeep.stores import (
     ActivitiesWrite,
-    BatchCommit,
     CutAppend,
     CutArchive,
-    InterruptAnswer,
-    InterruptRef,
-    MessageStore,
     RevisionedMessages,
     RunStart,
     Splice,
@@ -44,69 +34,7 @@ from chatkeep.stores import (
     ViewQuery,
 )
 
-__all__ = ["ActivityChange", "Boundary", "Opening", "QuestionErased", "UnitOfWork"]
-
-
-class QuestionErased(ThreadConflict):
-    """The message that a run answers was erased for good: there is no place for the answer."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Opening:
-    """All that a turn needs to begin."""
-
-    transcript: Transcript
-    now: int | None = None
-    run: RunRecord | None = None
-    foreign_run: bool = False
-    pending: list[InterruptRecord] = field(default_factory=list[InterruptRecord])
-    activities: list[ActivityRecord] = field(default_factory=list[ActivityRecord])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ActivityChange:
-    """The rows as they shall be, and which of them differ from what is stored."""
-
-    rows: list[ActivityRecord]
-    changed: dict[int, ActivityRecord]
-
-
-@dataclass(slots=True, kw_only=True)
-class Boundary:
-    """One moment of a turn. Made once and kept through retries; ``change``, ``cut`` and
-    ``activities`` may be replaced between two tries, the rest stays."""
-
-    change: Change | None = None
-    cut: CutAppend | None = None
-    answers: Sequence[InterruptAnswer] = ()
-    claims: Sequence[InterruptRef] = ()
-    interrupts: Sequence[InterruptRecord] = ()
-    run: RunStart | RunPatch | None = None
-    activities: ActivityChange | None = None
-    drop_draft: bool = False
-    record: RunRecord | None = None
-    """The run after the commit, where the store tells."""
-    ids: dict[Part, str] = field(default_factory=dict[Part, str])
-    done: set[Part] = field(default_factory=set[Part])
-
-    def parts(self) -> list[Part]:
-        """What is still to be written, in promise order."""
-        wanted: dict[Part, bool] = {
-            "transcript": self.change is not None or self.cut is not None,
-            "answers": bool(self.answers or self.claims),
-            "interrupts": bool(self.interrupts),
-            "run": self.run is not None or self.drop_draft,
-            "activities": self.activities is not None,
-        }
-        return [part for part in PARTS if wanted[part] and part not in self.done]
-
-    def commit_id(self, group: Sequence[Part]) -> str:
-        """The id under which a group is committed: the one any of its parts had before."""
-        known = [self.ids[part] for part in group if part in self.ids]
-        commit_id = known[0] if known else new_commit_id()
-        for part in group:
-            self.ids[part] = commit_id
-        return commit_id
+__all__ = ["UnitOfWork"]
 
 
 class UnitOfWork:
@@ -180,7 +108,7 @@ class UnitOfWork:
             transcript=(
                 _transcript(views["messages"])
                 if "messages" in views
-                else await self._load_foreign()
+                else await load_messages(self.layout.messages, self.thread_id)
             ),
             now=now,
             run=run,
@@ -193,7 +121,7 @@ class UnitOfWork:
         """The transcript as it is now."""
         backend = self.layout.backend("messages")
         if backend is None:
-            return await self._load_foreign()
+            return await load_messages(self.layout.messages, self.thread_id)
         query = ViewQuery(messages="bodies", runs="none", interrupts="none")
         return _transcript(await read_view(backend, self.thread_id, query))
 
@@ -223,15 +151,6 @@ class UnitOfWork:
             self.thread_id,
             message=f"the message that run {self.run_id!r} answers no longer exists in "
             f"thread {self.thread_id!r}",
-        )
-
-    async def _load_foreign(self) -> Transcript:
-        store = self.layout.messages
-        if isinstance(store, RevisionedMessages):
-            return await store.load_transcript(self.thread_id)
-        messages = await store.load_thread(self.thread_id)
-        return Transcript(
-            messages=list(messages), numbers=list(range(1, len(messages) + 1)), revision=""
         )
 
     # -- writing ----------------------------------------------------------------------
@@ -267,7 +186,9 @@ class UnitOfWork:
     async def _write(self, group: list[Part], boundary: Boundary) -> None:
         backend = self.layout.backend_of(group[0])
         if backend is None:
-            await self._write_foreign(group[0], boundary)
+            await write_part(
+                self.layout, group[0], boundary, thread_id=self.thread_id, run_id=self.run_id
+            )
         else:
             self._apply(boundary, group, await self._send(backend, group, boundary))
 
@@ -351,93 +272,6 @@ class UnitOfWork:
         if backend is None or self._token is None:
             return None
         return await backend.renew_lease(self.thread_id, self.run_id, self._token, lease_ms)
-
-    # -- foreign stores ------------------------------------------------------------------
-
-    async def _write_foreign(self, part: Part, boundary: Boundary) -> None:
-        stores = self.layout.stores
-        if part == "transcript":
-            await self._write_messages(self.layout.messages, boundary)
-        elif part == "answers":
-            await self._write_answers(boundary)
-        elif part == "interrupts" and stores.interrupts is not None:
-            for record in boundary.interrupts:
-                if not await stores.interrupts.create(record):
-                    raise InterruptConflict(
-                        self.thread_id, [record.interrupt_id], "is already there"
-                    )
-        elif part == "run":
-            await self._write_run(boundary)
-        elif stores.activities is not None and boundary.activities is not None:
-            await stores.activities.save_activities(self.thread_id, boundary.activities.rows)
-
-    async def _write_messages(self, store: MessageStore, boundary: Boundary) -> None:
-        if boundary.cut is not None:
-            raise CompositionError("this messages store keeps no cuts")
-        change = boundary.change
-        if change is None:
-            return
-        if isinstance(store, RevisionedMessages):
-            result = await store.splice_thread(
-                self.thread_id, keep=change.keep, tail=change.tail, expected=change.expected
-            )
-            change.settle(result.numbers, result.revision)
-            return
-        await store.save_thread(self.thread_id, change.whole())
-        numbers = range(change.keep + 1, change.keep + len(change.tail) + 1)
-        change.settle(list(numbers), "")
-
-    async def _write_answers(self, boundary: Boundary) -> None:
-        store = self.layout.stores.interrupts
-        if store is None or not boundary.answers:
-            return
-        if isinstance(store, BatchCommit):
-            await store.commit_batch(self.thread_id, list(boundary.answers))
-            return
-        pending = {
-            (record.run_id, record.interrupt_id)
-            for record in await store.list_pending(self.thread_id)
-        }
-        refused = [
-            a.interrupt_id for a in boundary.answers if (a.run_id, a.interrupt_id) not in pending
-        ]
-        if refused:
-            raise InterruptConflict(self.thread_id, refused, "not pending")
-        for index, answer in enumerate(boundary.answers):
-            try:
-                if answer.status == "resolved":
-                    await store.resolve(
-                        self.thread_id, answer.interrupt_id, answer.response, run_id=answer.run_id
-                    )
-                else:
-                    await store.cancel(self.thread_id, answer.interrupt_id, run_id=answer.run_id)
-            except Exception as error:
-                rest = [a.interrupt_id for a in boundary.answers[index:]]
-                raise InterruptConflict(
-                    self.thread_id,
-                    [answer.interrupt_id],
-                    f"could not be settled ({error}); earlier answers of the batch are",
-                    remaining=rest,
-                ) from error
-
-    async def _write_run(self, boundary: Boundary) -> None:
-        runs, run = self.layout.stores.runs, boundary.run
-        if runs is None or run is None:
-            return
-        if isinstance(run, RunPatch):
-            await runs.update(self.run_id, run, thread_id=self.thread_id)
-            return
-        stored = await runs.create_or_resume(
-            self.run_id,
-            self.thread_id,
-            started_at=run.started_at,
-            parent_run_id=run.parent_run_id,
-        )
-        if stored.thread_id != self.thread_id:
-            raise RunConflict(self.run_id, "foreign-thread", thread_id=self.thread_id)
-        if stored.terminal:
-            raise RunConflict(self.run_id, "terminal", thread_id=self.thread_id)
-        boundary.record = stored
 
 
 def _transcript(view: ThreadView) -> Transcript:
