@@ -10,9 +10,11 @@ from typing import Any
 import httpx
 import pytest
 
+from chatkeep import open_persistence
 from chatkeep.testkit.client import comparable, wire_rows
 from chatkeep.testkit.event_order import check_events
 from chatkeep.testkit.tab import Exchange, Tab, user_message
+from e2e.conftest import DURABLE
 from e2e.server import ChatServer
 
 pytestmark = pytest.mark.anyio
@@ -325,3 +327,21 @@ async def test_old_news_does_not_cut_what_its_client_never_saw(new_tab: NewTab) 
     assert exchange.terminal is not None
     assert exchange.terminal["code"] == "unseen-messages"
     await reloaded(new_tab, other)
+
+
+@pytest.mark.parametrize("server", DURABLE, indirect=True)
+async def test_what_a_client_cuts_that_does_not_say_how_far_it_has_seen_is_archived(
+    new_tab: NewTab, server: ChatServer
+) -> None:
+    """Served as upstream does, but nothing is destroyed: the other tab's turn can be restored."""
+    stale = new_tab()
+    await stale.send("SCENARIO:text")
+    other = new_tab(stale.thread_id)
+    await other.load()
+    await other.send("SCENARIO:text")
+    await stale.send("SCENARIO:text")
+    await reloaded(new_tab, stale)
+    async with open_persistence(server.store) as persistence:
+        store = persistence.backends[0]
+        (cut,) = await store.list_cuts(stale.thread_id)
+    assert cut.message_ids == [m["id"] for m in other.messages[2:]]
