@@ -41,6 +41,7 @@ from ag_ui.core import (
 
 from chatkeep.engine import Event, ModelRequest, chat, define_tool, model_finished
 from chatkeep.records import ModelMessage
+from chatkeep.scope import check_id
 from chatkeep.testkit.event_order import check_events
 from chatkeep.testkit.played import PlayedModel, TraceMiddleware, collect
 
@@ -291,6 +292,30 @@ async def test_empty_ids_are_absent_ids() -> None:
     assert starts == [first["id"], second["id"]]
 
 
+@pytest.mark.parametrize("odd", ["m" * 1025, "\U0001f600" * 257, "a\x00b", "a\ud800"])
+async def test_an_id_that_no_store_takes_is_an_absent_id(odd: str) -> None:
+    """Else the answer could be shown, but not be stored."""
+    run = await play(
+        [ReasoningMessageStartEvent(message_id=odd), *called("c1", parent=odd), done("tool_calls")],
+        [*said(odd, "text"), done()],
+    )
+    for row in run.assistants():
+        check_id(row["id"], "id")
+        check_id(row.get("thinking", [row])[0]["id"], "id")
+    assert {e["messageId"] for e in run.of("TEXT_MESSAGE_START")} == {
+        row["id"] for row in run.assistants()
+    }
+
+
+async def test_a_call_id_may_be_as_long_as_its_provider_needs() -> None:
+    """Some keep a signature in it, and want it back."""
+    long, odd = "call_" + "x" * 5000, "c\ud800"
+    run = await play([*called(long), *called(odd), done("tool_calls")], [done()])
+    first, second = [row["toolCallId"] for row in run.rows if row["role"] == "tool"]
+    assert first == long
+    assert second.startswith("call-")
+
+
 async def test_a_parent_id_names_a_turn_that_only_calls_tools() -> None:
     run = await play([*called("c1", parent="a1"), done("tool_calls")], [done()])
     assert run.types()[1:5] == [
@@ -379,6 +404,58 @@ async def test_a_character_split_over_two_deltas_is_put_together() -> None:
 async def test_lone_surrogates_become_replacement_characters() -> None:
     run = await play([*said("m", "a\ude00b\ud83dc"), done()])
     assert run.rows[-1]["content"] == "a\ufffdb\ufffdc"
+
+
+@pytest.mark.parametrize("halves", [("\ud83d", "\ude00"), ("\\ud83d", "\\ude00")])
+async def test_a_character_split_over_two_pieces_of_arguments_is_put_together(
+    halves: tuple[str, str],
+) -> None:
+    """Also when the halves come as JSON escapes."""
+    seen: list[Any] = []
+    echo = define_tool(name="echo", execute=seen.append)
+    run = await play(
+        [
+            ToolCallStartEvent(tool_call_id="c", tool_call_name="echo"),
+            ToolCallArgsEvent(tool_call_id="c", delta='{"q":"a' + halves[0]),
+            ToolCallArgsEvent(tool_call_id="c", delta=halves[1] + 'b"}'),
+            ToolCallEndEvent(tool_call_id="c"),
+            done("tool_calls"),
+        ],
+        [done()],
+        tools=[echo],
+    )
+    assert seen == [{"q": "a\U0001f600b"}]
+    streamed = "".join(e["delta"] for e in run.of("TOOL_CALL_ARGS"))
+    (call,) = run.assistants()[0]["toolCalls"]
+    assert call["function"]["arguments"] == streamed
+    assert json.loads(streamed.encode()) == seen[0]
+
+
+async def test_half_a_character_at_the_end_of_arguments_is_shown_as_it_is_stored() -> None:
+    run = await play(
+        [
+            ToolCallStartEvent(tool_call_id="c", tool_call_name="ok"),
+            ToolCallArgsEvent(tool_call_id="c", delta='{"q":"\ud83d'),
+            ToolCallEndEvent(tool_call_id="c"),
+            done("tool_calls"),
+        ],
+        [done()],
+    )
+    streamed = "".join(e["delta"] for e in run.of("TOOL_CALL_ARGS"))
+    (call,) = run.assistants()[0]["toolCalls"]
+    assert call["function"]["arguments"] == streamed == '{"q":"\ufffd'
+    assert "error" in next(row for row in run.rows if row["role"] == "tool")
+
+
+async def test_half_a_character_in_an_error_breaks_no_encoder() -> None:
+    async def broken(_: ModelRequest) -> AsyncIterator[Event]:
+        yield TextMessageStartEvent(message_id="m")
+        raise ConnectionError("bad \ud83d")
+
+    for failing in ([RunErrorEvent(message="bad \ud83d", code="c\ud83d")], broken):
+        run = await play(failing)
+        assert run.events[-1]["message"] == "bad \ufffd"
+        json.dumps(run.events, ensure_ascii=False).encode()
 
 
 async def test_text_chunks_become_whole_messages() -> None:
@@ -492,6 +569,20 @@ async def test_a_missing_end_is_supplied_with_the_parsed_input() -> None:
     )
     (end,) = run.of("TOOL_CALL_END")
     assert end["metadata"]["tanstack"]["input"] == {"a": 1}
+
+
+async def test_a_result_of_a_call_that_was_not_ended_ends_it() -> None:
+    run = await play(
+        [
+            ToolCallStartEvent(tool_call_id="c", tool_call_name="search"),
+            ToolCallResultEvent(message_id="r1", tool_call_id="c", content="found"),
+            ToolCallEndEvent(tool_call_id="c"),
+            done(),
+        ]
+    )
+    kinds = [kind for kind in run.types() if kind.startswith("TOOL")]
+    assert kinds == ["TOOL_CALL_START", "TOOL_CALL_END", "TOOL_CALL_RESULT"]
+    assert [row["content"] for row in run.rows if row["role"] == "tool"] == ["found"]
 
 
 async def test_parsed_input_wins_over_other_streamed_text_but_keeps_equal_text() -> None:

@@ -10,6 +10,7 @@ from ag_ui.core import ToolCallResultEvent
 
 from chatkeep.codec import normalize
 from chatkeep.engine.events import iso, now_ms
+from chatkeep.engine.text import Text
 from chatkeep.records import ModelMessage
 
 __all__ = ["Call", "compact", "is_content_parts", "parse_json", "result_content"]
@@ -90,7 +91,7 @@ class Call:
         self.identity = identity
         self.name = name
         self.metadata = metadata
-        self.arguments: list[str] = []
+        self.arguments = Text()
         self.open = True
         self.streamed = False
         self.answered = False
@@ -99,9 +100,7 @@ class Call:
     @property
     def text(self) -> str:
         """The arguments as the model wrote them."""
-        if len(self.arguments) > 1:
-            self.arguments[:] = ["".join(self.arguments)]
-        return self.arguments[0] if self.arguments else ""
+        return str(self.arguments)
 
     @property
     def provider_executed(self) -> bool:
@@ -117,7 +116,7 @@ class Call:
                 return
         except ValueError:
             pass  # the streamed text is broken; the parsed input replaces it
-        self.arguments[:] = [compact(plain)]
+        self.arguments.replace(compact(plain))
 
     def parse(self) -> Any:
         """The arguments: blank text and JSON scalars become ``{}``, lists stay.

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
+from chatkeep.engine.text import whole_text
 from chatkeep.errors import ChatkeepError, InterruptResumeError, ProviderError
 
 __all__ = ["Failure", "failure_of"]
@@ -28,19 +29,22 @@ def failure_of(error: BaseException) -> Failure:
 
     The code is the error's ``code`` (text, or a finite number), else its numeric ``status`` or
     ``status_code``. An error that says that a request was aborted, by its class name, has code
-    ``aborted``. A group stands for its first error.
+    ``aborted``. A group stands for its first error. Text that is no Unicode text (half a
+    surrogate pair, as servers that cut strings send them) is mended, so that every encoder
+    can write the event.
     """
     if isinstance(error, BaseExceptionGroup):
         group = cast("BaseExceptionGroup[BaseException]", error)
         return failure_of(group.exceptions[0])
     if any(kind.__name__ in _ABORT_SHAPED for kind in type(error).__mro__):
         return Failure(message="request aborted", code="aborted")
-    message = str(error) or type(error).__name__
+    message = whole_text(str(error)) or type(error).__name__
     if isinstance(error, InterruptResumeError):
         details = {"interruptErrors": list(error.errors)}
         return Failure(message=message, code=error.first_code, details=details)
     if isinstance(error, ProviderError):
-        return Failure(message=message, code=error.provider_code, raw_event=error.raw_event)
+        code = error.provider_code and whole_text(error.provider_code)
+        return Failure(message=message, code=code, raw_event=error.raw_event)
     if isinstance(error, ChatkeepError):
         return Failure(message=message, code=error.code)
     return Failure(message=message, code=_code(error))
@@ -49,7 +53,7 @@ def failure_of(error: BaseException) -> Failure:
 def _code(error: BaseException) -> str | None:
     code = getattr(error, "code", None)
     if isinstance(code, str) and code:
-        return code
+        return whole_text(code)
     for value in (code, getattr(error, "status", None), getattr(error, "status_code", None)):
         if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
             return str(value)

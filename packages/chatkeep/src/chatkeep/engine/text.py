@@ -50,4 +50,6 @@ class Text:
         self.parts[:] = [whole_text(text)]
 
     def __str__(self) -> str:
-        return "".join(self.parts)
+        if len(self.parts) > 1:
+            self.parts[:] = ["".join(self.parts)]
+        return self.parts[0] if self.parts else ""

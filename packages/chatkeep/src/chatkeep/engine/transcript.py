@@ -2,6 +2,8 @@
 
 Two rows never share an id that the engine hands out, and two calls never share a call id:
 providers reuse both, and a browser finds a result's call by its id anywhere in the thread.
+An id that no store would take counts as none: otherwise the answer that it names, paid for
+and shown already, could not be stored.
 """
 
 from __future__ import annotations
@@ -10,7 +12,10 @@ from collections.abc import Sequence
 
 from chatkeep.engine.events import new_id
 from chatkeep.engine.middleware import ChatContext
+from chatkeep.engine.text import whole_text
+from chatkeep.errors import InvalidValue
 from chatkeep.records import ModelMessage
+from chatkeep.scope import check_id
 
 __all__ = ["Transcript"]
 
@@ -47,20 +52,34 @@ class Transcript:
             self._calls.add(call["id"])
 
     def adopt_message_id(self, wanted: str, instead: str) -> str:
-        """``wanted`` if it is free (taken from now on), else ``instead``, which is ours already."""
-        if wanted in self._ids:
+        """``wanted`` if it can be stored and is free (taken from now on), else ``instead``, which
+        is ours already."""
+        if wanted in self._ids or not _storable(wanted):
             return instead
         self._ids.add(wanted)
         return wanted
 
     def take_message_id(self, wanted: str | None) -> str:
-        """``wanted`` if it is free, else a fresh id; taken from now on."""
-        identity = wanted if wanted and wanted not in self._ids else new_id("msg")
+        """``wanted`` if it can be stored and is free, else a fresh id; taken from now on."""
+        free = wanted and wanted not in self._ids and _storable(wanted)
+        identity = wanted if wanted and free else new_id("msg")
         self._ids.add(identity)
         return identity
 
     def take_call_id(self, wanted: str | None) -> str:
-        """``wanted`` if no call of the thread has it, else a fresh one; taken from now on."""
-        identity = wanted if wanted and wanted not in self._calls else new_id("call")
+        """``wanted`` if no call of the thread has it, else a fresh one; taken from now on.
+
+        Of any length: some providers keep signatures in it.
+        """
+        free = wanted and wanted not in self._calls and whole_text(wanted) == wanted
+        identity = wanted if wanted and free else new_id("call")
         self._calls.add(identity)
         return identity
+
+
+def _storable(identity: str) -> bool:
+    try:
+        check_id(identity, "id")
+    except InvalidValue:
+        return False
+    return True

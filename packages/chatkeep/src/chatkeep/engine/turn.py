@@ -264,15 +264,16 @@ class Turn:
             return None
         known = extras(event).get("args")
         if isinstance(known, str):
-            call.arguments = [known]
-        elif event.delta:
-            call.arguments.append(event.delta)
-        if not event.delta:
+            call.arguments.replace(known)
+            delta = whole_text(event.delta)
+        else:
+            delta = call.arguments.add(event.delta)
+        if not delta:
             return None
         call.streamed = True
-        if call.identity == event.tool_call_id:
+        if call.identity == event.tool_call_id and delta == event.delta:
             return event
-        return with_changes(event, tool_call_id=call.identity)
+        return with_changes(event, tool_call_id=call.identity, delta=delta)
 
     def _call_end(self, event: ToolCallEndEvent) -> Published:
         call = self._call_ids.get(event.tool_call_id)
@@ -291,12 +292,15 @@ class Turn:
 
     def _end_call(self, call: Call, event: ToolCallEndEvent) -> list[Event]:
         call.open = False
+        rest = call.arguments.rest()
         parsed = call.parsed_object()
         if parsed is not None and "input" not in extras(event) and "input" not in bag(event):
             metadata = merge_metadata({"tanstack": {"input": parsed}}, event.metadata or {})
             event = with_changes(event, metadata=metadata)
         if not call.streamed and call.text not in ("", "{}"):
-            return [ToolCallArgsEvent(tool_call_id=call.identity, delta=call.text), event]
+            rest = call.text
+        if rest:
+            return [ToolCallArgsEvent(tool_call_id=call.identity, delta=rest), event]
         return [event]
 
     def _provider_result(self, call: Call, value: Any, tanstack: Mapping[str, Any]) -> Event:
@@ -316,9 +320,12 @@ class Turn:
         call = self._call_ids.get(event.tool_call_id)
         if call is None or call.answered:
             return None
+        before: list[Event] = []
+        if call.open:  # the adapter left the end out: a result follows a whole call
+            before = self._end_call(call, ToolCallEndEvent(tool_call_id=call.identity))
         published = self._record_result(call, event.content, event.message_id, bag(event))
         metadata = merge_metadata(event.metadata or {}, published.metadata or {})
-        return with_changes(published, metadata=metadata or None)
+        return [*before, with_changes(published, metadata=metadata or None)]
 
     def _call_chunk(self, event: ToolCallChunkEvent) -> Published:
         identity = event.tool_call_id or (next(reversed(self._call_ids), ""))
