@@ -73,7 +73,8 @@ def read_plain(
     if query.activities:
         view["activities"] = activities_from_rows((yield sql.activities, by_thread), thread_id)
     if query.drafts:
-        view["drafts"] = [draft_from_row(r, thread_id) for r in (yield sql.drafts, by_thread)]
+        drafts = yield sql.open_drafts, by_thread
+        view["drafts"] = [draft_from_row(row, thread_id) for row in drafts]
     return ThreadView(
         thread_id=thread_id,
         exists=True,

@@ -357,6 +357,12 @@ class Statements:
         )
 
     @cached_property
+    def open_drafts(self) -> Select[*tuple[Any, ...]]:
+        """Those of :attr:`drafts` that readers see: an ended run has none."""
+        status = self.t.runs.c.status
+        return self.drafts.where(or_(status == "running", status == "interrupted"))
+
+    @cached_property
     def insert_draft(self) -> Insert:
         """One draft."""
         return insert(self.t.drafts)

@@ -169,7 +169,11 @@ def visible_interrupts(thread: Thread, query: ViewQuery, now: int) -> list[Inter
 
 
 def drafts_of(thread_id: str, thread: Thread) -> list[DraftRecord]:
-    return [draft_record(thread_id, run_id, draft) for run_id, draft in thread.drafts.items()]
+    return [
+        draft_record(thread_id, run_id, draft)
+        for run_id, draft in thread.drafts.items()
+        if not thread.runs[run_id].record.terminal
+    ]
 
 
 def draft_record(thread_id: str, run_id: str, draft: Draft) -> DraftRecord:

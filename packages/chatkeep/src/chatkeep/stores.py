@@ -545,6 +545,7 @@ class ThreadView:
     scope. ``pending`` or all interrupts: ``claimed_by`` only while the claiming run is live.
     ``runs`` are in order of ``started_at``, ties by creation. ``truncated``: older entries
     exist than ``messages`` shows. ``newest`` is the highest live number (0 for none).
+    An ended run has no draft here, whether or not its last commit dropped it.
     """
 
     thread_id: str

@@ -306,6 +306,18 @@ class TestDrafts(ConformanceCase):
         (left,) = (await see(backend, thread)).drafts
         assert (left.run_id, left.messages) == (two, [assistant(two, "a1")])
 
+    @pytest.mark.parametrize("status", ["completed", "failed", "aborted", "interrupted"])
+    async def test_an_ended_run_has_no_draft(
+        self, backend: TurnBackend, ids: Ids, status: RunStatus
+    ) -> None:
+        """A draft that nobody dropped is not shown once its run has ended; a parked run's is."""
+        thread, run = ids.thread(), ids.run()
+        await start_turn(backend, thread, run)
+        await backend.save_draft(thread, run, [assistant("x", "a1")])
+        await backend.commit_turn(turn(thread, run_id=run, run=RunPatch(status=status)))
+        shown = [d.run_id for d in (await see(backend, thread)).drafts]
+        assert shown == ([run] if status == "interrupted" else [])
+
     async def test_who_may_not_save_a_draft(self, backend: TurnBackend, ids: Ids) -> None:
         """Unknown and ended runs, and a lost lease, are refused; no draft appears."""
         thread, run, ended = ids.thread(), ids.run(), ids.run()
