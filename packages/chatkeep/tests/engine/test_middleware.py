@@ -15,6 +15,7 @@ from ag_ui.core import (
     TextMessageContentEvent,
     TextMessageEndEvent,
     TextMessageStartEvent,
+    TokenUsage,
     ToolCallEndEvent,
     ToolCallStartEvent,
 )
@@ -319,6 +320,38 @@ async def test_a_guard_that_raises_keeps_rejected_text_out_of_the_transcript() -
     rows = trace.context.messages
     assert [row.get("role") for row in rows] == ["user", "assistant", "tool"]
     assert "secret" not in str(rows)
+    assert trace.error is not None
+    assert trace.error.refused
+
+
+@pytest.mark.parametrize("hook", ["on_interrupt_boundary", "on_should_continue", "on_usage"])
+async def test_hooks_that_judge_an_answer_refuse_it_by_raising(hook: str) -> None:
+    """Any other hook that fails says nothing about the answer."""
+
+    async def raises(*_: Any) -> None:
+        raise RuntimeError("rejected")
+
+    class Guard(ChatMiddleware):
+        pass
+
+    setattr(Guard, hook, raises)
+    trace = TraceMiddleware()
+    turn = text_turn()
+    turn[-1] = RunFinishedEvent(thread_id="t", run_id="r", usage=[TokenUsage(input_tokens=1)])
+    await run(Guard(), trace, turns=[turn])
+    assert trace.error is not None
+    assert trace.error.refused is (hook != "on_usage")
+
+
+async def test_a_model_that_fails_refuses_nothing() -> None:
+    class Looks(ChatMiddleware):
+        async def on_chunk(self, ctx: ChatContext, event: Event) -> None:
+            return None
+
+    trace = TraceMiddleware()
+    await run(Looks(), trace, turns=[[*text_turn()[:2], RunErrorEvent(message="down")]])
+    assert trace.error is not None
+    assert not trace.error.refused
 
 
 async def test_only_overridden_hooks_are_called(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,9 @@ _LOG: Final = logging.getLogger("chatkeep.engine")
 
 Hook = Callable[..., Any]
 
+_JUDGES: Final = frozenset({"on_chunk", "on_interrupt_boundary", "on_should_continue"})
+"""Hooks that see what the model said before it counts as said."""
+
 
 def label(middleware: ChatMiddleware) -> str:
     """How errors name a middleware."""
@@ -54,7 +57,7 @@ def check_capabilities(
 class Hooks:
     """Calls hooks in array order; every call runs to its end, whatever is aborted meanwhile."""
 
-    __slots__ = ("_bound", "_context", "_gate", "middleware")
+    __slots__ = ("_bound", "_context", "_gate", "middleware", "refusal")
 
     def __init__(
         self, middleware: Sequence[ChatMiddleware], context: ChatContext, gate: Gate
@@ -63,6 +66,8 @@ class Hooks:
         self._context = context
         self._gate = gate
         self._bound: dict[str, list[tuple[ChatMiddleware, Hook]]] = {}
+        self.refusal: Exception | None = None
+        """What a hook raised that may refuse what the model said."""
 
     def of(self, name: str) -> list[tuple[ChatMiddleware, Hook]]:
         """The middlewares that override hook ``name``, and their bound methods."""
@@ -83,7 +88,15 @@ class Hooks:
         if not found:
             return []
         with self._gate:
-            return [await hook(self._context, *args) for _, hook in found]
+            try:
+                return [await hook(self._context, *args) for _, hook in found]
+            except Exception as error:
+                self._note(name, error)
+                raise
+
+    def _note(self, name: str, error: Exception) -> None:
+        if name in _JUDGES:
+            self.refusal = error
 
     async def first(self, name: str, *args: Any) -> Any:
         """Call hook ``name`` until one returns something."""
@@ -131,6 +144,13 @@ class Hooks:
 
     async def chunk(self, event: Event) -> list[Event]:
         """``event`` through every ``on_chunk``: what comes out, in order."""
+        try:
+            return await self._chunk(event)
+        except Exception as error:
+            self._note("on_chunk", error)
+            raise
+
+    async def _chunk(self, event: Event) -> list[Event]:
         events = [event]
         with self._gate:
             for item, hook in self.of("on_chunk"):

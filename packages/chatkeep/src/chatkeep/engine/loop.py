@@ -446,6 +446,7 @@ class Run:
             message=failure.message,
             code=failure.code,
             duration_ms=self._elapsed(),
+            refused=error is self._runtime.hooks.refusal,
         )
         await self._runtime.hooks.every("on_error", info)
         return self._terminal.failed(failure)

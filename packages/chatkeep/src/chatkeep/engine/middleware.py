@@ -182,12 +182,14 @@ class FinishInfo:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorInfo:
     """A run that failed. ``error`` is the exception; ``message`` and ``code`` what the wire
-    gets."""
+    gets. ``refused``: a hook raised it to refuse what the model said, which is then not to be
+    kept, not even in part."""
 
     error: BaseException
     message: str
     code: str | None
     duration_ms: float
+    refused: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -386,7 +388,8 @@ class ChatMiddleware:
 
     async def on_chunk(self, ctx: ChatContext, event: Event) -> ChunkResult:
         """Every event before it is published: None passes it, an event replaces it, a list
-        expands it, :data:`DROP` drops it."""
+        expands it, :data:`DROP` drops it. Raising refuses what the model says: the run fails, and
+        of this model call nothing is kept, also where unfinished answers are."""
         return None
 
     async def on_usage(self, ctx: ChatContext, usage: Usage) -> None:
@@ -405,7 +408,8 @@ class ChatMiddleware:
         """After the batch of a turn."""
 
     async def on_should_continue(self, ctx: ChatContext, state: LoopState) -> bool | None:
-        """False stops the loop; everyone is asked."""
+        """False stops the loop; everyone is asked. Raising refuses the answer, as in
+        :meth:`on_chunk`."""
         return None
 
     async def on_interrupt(self, ctx: ChatContext, event: Event) -> None:
