@@ -54,7 +54,7 @@ async def talk(persistence: Any, kit: Any, *messages: Any, **options: Any) -> An
         messages=list(messages),
         thread_id="t1",
         run_id=options.pop("run_id", "r1"),
-        middleware=[with_persistence(persistence)],
+        middleware=[options.pop("middleware", None) or with_persistence(persistence)],
         **options,
     )
     return kit.terminal([event async for event in stream])
@@ -108,6 +108,43 @@ async def test_a_store_of_whole_lists_gets_an_overwritten_question_back(kit: Any
     assert isinstance(await task, RunFinishedEvent)
     rows = await other.stores.messages.load_thread("t1")
     assert [m["content"] for m in rows] == ["hello", "answer", "hello", "one two"]
+
+
+async def test_a_draft_is_shown_over_a_foreign_transcript(kit: Any) -> None:
+    persistence, _ = mixed("messages", "load_thread", "save_thread")
+    middleware = with_persistence(persistence, snapshot_streaming=True)
+    model = kit.Paced()
+    task = asyncio.create_task(
+        talk(persistence, kit, kit.user("u1"), adapter=model, middleware=middleware)
+    )
+    while middleware.counters["drafts_saved"] < 1:  # noqa: ASYNC110 - sets no event
+        await asyncio.sleep(0.001)
+    for limit in (None, 5):
+        body = await hydrate_thread(persistence, "t1", limit=limit)
+        assert [m["role"] for m in body["messages"]] == ["user", "assistant"]
+        assert body["activeRun"] == {"runId": "r1"}
+    model.go.set()
+    await task
+    assert len((await hydrate_thread(persistence, "t1"))["messages"]) == 2
+
+
+@pytest.mark.parametrize("methods", [REVISIONED, ("load_thread", "save_thread")])
+async def test_a_running_regenerate_hides_the_old_answer_of_a_foreign_store(
+    kit: Any, methods: tuple[str, ...]
+) -> None:
+    persistence, other = mixed("messages", *methods)
+    for _ in range(2):  # so that numbers are no places
+        await other.stores.messages.save_thread("t1", [])
+        await other.stores.messages.save_thread("t1", [kit.user("u1"), kit.assistant("old")])
+    model = kit.Paced()
+    task = asyncio.create_task(talk(persistence, kit, kit.user("u1"), adapter=model))
+    await model.began.wait()
+    body = await hydrate_thread(persistence, "t1")
+    assert [m["id"] for m in body["messages"]] == ["u1"]
+    model.go.set()
+    await task
+    body = await hydrate_thread(persistence, "t1")
+    assert [m["parts"][0]["content"] for m in body["messages"]] == ["hello", "one two"]
 
 
 async def test_a_foreign_interrupt_store_gates_and_is_reloaded(kit: Any) -> None:

@@ -21,12 +21,14 @@ class QuestionErased(ThreadConflict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opening:
-    """All that a turn needs to begin."""
+    """All that a turn needs to begin. ``live`` are the other runs of the thread that are being
+    driven (where the runs store can tell with the same read)."""
 
     transcript: Transcript
     now: int | None = None
     run: RunRecord | None = None
     foreign_run: bool = False
+    live: list[RunRecord] = field(default_factory=list[RunRecord])
     pending: list[InterruptRecord] = field(default_factory=list[InterruptRecord])
     activities: list[ActivityRecord] = field(default_factory=list[ActivityRecord])
 

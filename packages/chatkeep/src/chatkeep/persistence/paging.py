@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from chatkeep.messages import model_to_ui
-from chatkeep.records import ModelMessage
+from chatkeep.messages import interleave_activities, model_to_ui
+from chatkeep.records import ActivityRecord, ModelMessage
 
 __all__ = [
     "MAX_PAGE",
@@ -26,6 +26,8 @@ __all__ = [
     "Page",
     "Unit",
     "group_rows",
+    "interleaved",
+    "is_before",
     "newest_units",
     "units_of",
 ]
@@ -166,3 +168,44 @@ def newest_units(units: Sequence[Unit], limit: int, *, more: bool) -> Page:
     ui = [message for unit in units[start:] for message in unit.ui]
     cursor = units[start].cursor if older and start < len(units) else None
     return Page(ui, cursor)
+
+
+def interleaved(
+    units: Sequence[Unit], activities: Sequence[ActivityRecord], *, end: int, to_the_end: bool
+) -> list[Unit]:
+    """Activity rows as units of their own, at their positions among the UI messages.
+
+    ``units`` are those of the messages numbered below ``end``; ``to_the_end``: there are no
+    others. Rows that stand behind a message from ``end`` on are left out.
+    """
+    out: list[Unit] = []
+    waiting = sorted(activities, key=lambda record: record.index)
+    position = 0
+    for unit in units:
+        due = _due(waiting, position)
+        del waiting[: len(due)]
+        out.extend(_activity_units(due, unit.cursor.number))
+        out.append(unit)
+        position += len(due) + len(unit.ui)
+    out.extend(_activity_units(waiting if to_the_end else _due(waiting, position), end))
+    return out
+
+
+def _due(waiting: Sequence[ActivityRecord], position: int) -> list[ActivityRecord]:
+    """The rows that stand at ``position``: each one moves the place by one."""
+    count = 0
+    while count < len(waiting) and waiting[count].index <= position + count:
+        count += 1
+    return list(waiting[:count])
+
+
+def _activity_units(records: Sequence[ActivityRecord], number: int) -> list[Unit]:
+    rows = interleave_activities([], records)
+    return [Unit([row], Cursor(number, len(rows) - i)) for i, row in enumerate(rows)]
+
+
+def is_before(one: Cursor, other: Cursor) -> bool:
+    """Whether ``one`` stands before ``other`` in the thread."""
+    if one.number != other.number:
+        return one.number < other.number
+    return one.activities > other.activities

@@ -95,9 +95,9 @@ class RunTranscript:
 
     # -- what was loaded, what was posted ------------------------------------------
 
-    def loaded(self, stored: Transcript) -> None:
-        """Take ``stored`` as what is there now."""
-        self._known = _Known(list(stored.messages), list(stored.numbers), stored.revision)
+    def loaded(self, stored: Transcript, *, apart: bool = False) -> None:
+        """Take ``stored`` as what is there now; ``apart``: others have written behind it."""
+        self._known = _Known(list(stored.messages), list(stored.numbers), stored.revision, apart)
 
     def begins(self, front: Sequence[ModelMessage]) -> None:
         """Take ``front`` as the transcript that the run starts from: stored messages, some

@@ -32,12 +32,13 @@ from chatkeep.errors import (
     RunConflict,
     UnseenMessages,
 )
-from chatkeep.messages import ensure_ids, merge_messages, stable_ids
+from chatkeep.messages import Merge, ensure_ids, merge_messages, stable_ids
 from chatkeep.persistence.activities import RunActivities, before_cut, merge_activities
 from chatkeep.persistence.boundary import Boundary, Opening
 from chatkeep.persistence.capabilities import DETACHABLE
 from chatkeep.persistence.committer import Committer
 from chatkeep.persistence.completion import RunCompletion
+from chatkeep.persistence.concurrent import ANCHOR, concurrent_turns
 from chatkeep.persistence.drafts import Drafts
 from chatkeep.persistence.gate import check_run, check_waiting
 from chatkeep.persistence.layout import Layout
@@ -95,6 +96,7 @@ class Turn:
         self._usage: Usage | None = None
         self._hide: tuple[int, int] | None = None
         self._drop_draft = self._drafts is not None
+        self._began = _now()
         self._started = False
         self._ended = False
         self.completion = RunCompletion()
@@ -123,20 +125,28 @@ class Turn:
             numbers=opening.transcript.numbers,
             revision=opening.transcript.revision,
         )
-        self._transcript.loaded(stored)
-        patch = self._merge(ctx, config, opening, stored)
+        patch = await self._merge(ctx, config, opening, stored)
         self._drop_draft |= opening.run is not None and self._token is not None
         return patch
 
-    def _merge(
+    async def _merge(
         self, ctx: ChatContext, config: ChatConfig, opening: Opening, stored: Transcript
     ) -> dict[str, Any]:
-        merge = merge_messages(
-            stored.messages,
-            config.messages,
-            pending_tool_calls=frozenset(_waiting_calls(opening)),
-            activity_ids=frozenset(record.id for record in opening.activities),
-        )
+        merge = _merged(opening, stored, config)
+        aside = 0
+        unseen = ctx.seen is None or (bool(stored.numbers) and stored.numbers[-1] > ctx.seen)
+        if merge.cut and unseen and not _come_back(merge.appended, stored):
+            aside = await concurrent_turns(
+                merge.cut, opening.live, self._work.find_run, since=self._began
+            )
+        if aside:
+            stored = Transcript(
+                messages=stored.messages[:-aside],
+                numbers=stored.numbers[:-aside],
+                revision=stored.revision,
+            )
+            merge = _merged(opening, stored, config)
+        self._transcript.loaded(stored, apart=aside > 0)
         front = [*merge.messages[: merge.keep], *ensure_ids(merge.appended)]
         if merge.cut:
             newest = stored.numbers[-1]
@@ -194,7 +204,7 @@ class Turn:
             return None
         extra: dict[str, Any] = {}
         if self._transcript.anchor_id is not None:
-            extra["anchorId"] = self._transcript.anchor_id
+            extra[ANCHOR] = self._transcript.anchor_id
         if self._hide is not None:
             extra["hideThrough"] = self._hide[1]
         return RunStart(
@@ -419,11 +429,14 @@ class Turn:
     def _kept(
         self, ctx: ChatContext, stop_reason: Literal["error", "aborted"]
     ) -> list[ModelMessage]:
-        """The transcript of a run that did not finish. A regenerate leaves the old answer."""
+        """The transcript of a run that did not finish: its finished model turns, since their
+        tools have had effects, and what a draft kept. A regenerate leaves the old answer."""
         front = ctx.messages[: len(self._transcript.front)]
-        if self._drafts is None or self._transcript.deferred_cut:
+        if self._transcript.deferred_cut:
             return front
         produced = self._transcript.produced(ctx.messages)
+        if self._drafts is None:
+            return [*front, *produced]
         return [*front, *self._drafts.rows(produced, self._run_id, stop_reason=stop_reason)]
 
     def _not_ours(self, error: RunConflict, phase: Phase) -> None:
@@ -435,6 +448,21 @@ class Turn:
         newest = self._transcript.newest
         if newest and not self._work.blind:
             ctx.terminal_metadata.setdefault("chatkeep", {})["seen"] = newest
+
+
+def _merged(opening: Opening, stored: Transcript, config: ChatConfig) -> Merge:
+    return merge_messages(
+        stored.messages,
+        config.messages,
+        pending_tool_calls=frozenset(_waiting_calls(opening)),
+        activity_ids=frozenset(record.id for record in opening.activities),
+    )
+
+
+def _come_back(appended: Sequence[ModelMessage], stored: Transcript) -> bool:
+    """Whether stored messages are among the appended ones: the post has them in another order."""
+    known = {id(m) for m in stored.messages}
+    return any(id(m) in known for m in appended)
 
 
 def _waiting_calls(opening: Opening) -> list[str]:

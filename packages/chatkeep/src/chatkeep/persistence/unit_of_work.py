@@ -82,7 +82,7 @@ class UnitOfWork:
                 ViewQuery(
                     messages="bodies" if "messages" in served else "none",
                     run_id=self.run_id if "runs" in served else None,
-                    runs="none",
+                    runs="active" if "runs" in served else "none",
                     interrupts="pending" if "interrupts" in served else "none",
                     activities="activities" in served,
                 ),
@@ -91,7 +91,9 @@ class UnitOfWork:
         stores = self.layout.stores
         run: RunRecord | None = None
         foreign, now = False, None
+        live: list[RunRecord] = []
         if "runs" in views:
+            live = [other for other in views["runs"].runs if other.run_id != self.run_id]
             run, foreign = views["runs"].run, views["runs"].foreign_run
             now = views["runs"].now
         elif stores.runs is not None:
@@ -113,6 +115,7 @@ class UnitOfWork:
             now=now,
             run=run,
             foreign_run=foreign,
+            live=live,
             pending=list(pending),
             activities=list(activities),
         )
@@ -124,6 +127,11 @@ class UnitOfWork:
             return await load_messages(self.layout.messages, self.thread_id)
         query = ViewQuery(messages="bodies", runs="none", interrupts="none")
         return _transcript(await read_view(backend, self.thread_id, query))
+
+    async def find_run(self, run_id: str) -> RunRecord | None:
+        """Another run of this thread."""
+        runs = self.layout.stores.runs
+        return None if runs is None else await runs.get(run_id, thread_id=self.thread_id)
 
     async def read_run(self) -> RunRecord | None:
         """This run's record as it is now."""
