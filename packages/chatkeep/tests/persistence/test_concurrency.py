@@ -99,7 +99,8 @@ async def test_the_answer_to_a_question_that_was_cut_meanwhile_goes_to_its_cut(
         kit.user("m1"), kit.assistant("m2"), kit.user("uA"), adapter=slow, middleware=middleware
     )
     await slow.began.wait()
-    await lab.turn(kit.user("m1"), kit.assistant("m2"), kit.user("uB"))
+    transcript = await lab.persistence.stores.messages.load_transcript("t1")
+    await lab.turn(kit.user("m1"), kit.assistant("m2"), kit.user("uB"), seen=transcript.numbers[-1])
     slow.go.set()
     assert isinstance(kit.terminal(await a), RunFinishedEvent)
     assert [m["role"] for m in await lab.stored()] == ["user", "assistant"] * 2
@@ -111,6 +112,58 @@ async def test_the_answer_to_a_question_that_was_cut_meanwhile_goes_to_its_cut(
     run = await lab.run("r1")
     assert (run.status, run.detached) == ("completed", True)
     assert middleware.counters["detached"] == 1
+
+
+async def test_a_turn_that_began_while_the_post_was_on_its_way_is_not_cut(
+    lab: Any, kit: Any
+) -> None:
+    await lab.fill(kit.user("m1"), kit.assistant("m2"))
+    history = (kit.user("m1"), kit.assistant("m2"))
+    slow = kit.Paced()
+    a = lab.start(*history, kit.user("uA"), adapter=slow)
+    await slow.began.wait()
+    await lab.turn(*history, kit.user("uB"))
+    slow.go.set()
+    await a
+    rows = await lab.stored()
+    assert [m["role"] for m in rows] == ["user", "assistant"] * 3
+    assert (rows[2]["id"], rows[4]["id"]) == ("uA", "uB")
+    assert [m["content"] for m in rows[3:4]] == ["one two"]
+    assert await lab.persistence.stores.messages.list_cuts("t1") == []
+
+
+async def test_a_regenerate_leaves_a_turn_that_another_tab_has_just_begun(
+    lab: Any, kit: Any
+) -> None:
+    await lab.fill(kit.user("u1"), kit.assistant("old"))
+    slow = kit.Paced()
+    other = lab.start(kit.user("u1"), kit.assistant("old"), kit.user("u2"), adapter=slow)
+    await slow.began.wait()
+    await lab.turn(kit.user("u1"))
+    slow.go.set()
+    await other
+    rows = await lab.stored()
+    assert [m["role"] for m in rows] == ["user", "assistant"] * 2
+    assert (rows[0]["id"], rows[2]["id"]) == ("u1", "u2")
+    assert "old" not in await lab.ids()
+    assert rows[3]["content"] == "one two"
+
+
+async def test_an_edit_after_a_stop_cuts_the_question_it_replaces(
+    lab: Any, kit: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever stops an answer, rewrites the question and sends it takes longer than a post."""
+    monkeypatch.setattr("chatkeep.persistence.concurrent.ON_ITS_WAY_MS", -1)
+    await lab.fill(kit.user("m1"), kit.assistant("m2"))
+    history = (kit.user("m1"), kit.assistant("m2"))
+    slow = kit.Paced()
+    a = lab.start(*history, kit.user("uA"), adapter=slow)
+    await slow.began.wait()
+    await lab.turn(*history, kit.user("uA2"))
+    slow.go.set()
+    await a
+    assert [m["role"] for m in await lab.stored()] == ["user", "assistant"] * 2
+    assert (await lab.ids())[2] == "uA2"
 
 
 async def test_a_thread_that_was_deleted_meanwhile_stays_deleted(lab: Any, kit: Any) -> None:

@@ -400,19 +400,21 @@ class Turn:
         phase: Phase,
     ) -> RunConflict | None:
         """Record that the run failed or was stopped; what the store says if it is not ours to
-        end. The transcript part (what a draft has
-        kept, a question whose start could not be written) is best effort; the run's end is
-        written without it if need be, and reported if it cannot be written at all."""
+        end. The transcript part (finished model turns, what a draft has kept, a question whose
+        start could not be written) is best effort; the run's end is written without it if need
+        be, and reported if it cannot be written at all."""
         boundary = Boundary(run=self._end_patch(status, error), drop_draft=self._drop_draft)
+        run_alone = False
         try:
             try:
                 mine = self._kept(ctx, "error" if status == "failed" else "aborted")
                 self._fill(boundary, ctx, mine)
+                run_alone = boundary.change is None and boundary.activities is None
                 await self._committer.commit(boundary, mine)
             except RunConflict:
                 raise
             except Exception as problem:
-                if boundary.change is None and boundary.activities is None:
+                if run_alone:
                     raise
                 self._reports.failure(phase, problem, run_id=self._run_id)
                 boundary.change = boundary.cut = boundary.activities = None
