@@ -16,9 +16,12 @@ from starlette.routing import Mount
 
 from chatkeep import compose_persistence, define_activity_store, memory_persistence
 from chatkeep.backends import Persistence
+from chatkeep.engine import ChatStream, chat
 from chatkeep.errors import BackendUnavailable, CompositionError
+from chatkeep.persistence import with_persistence
 from chatkeep.records import RunPatch
 from chatkeep.scope import Scope
+from chatkeep.testkit.scripted import ScriptedModel
 from chatkeep.web import ChatParams, ChatRouter, chat_router
 
 from .conftest import Answer, Watched, open_request, request
@@ -415,6 +418,30 @@ async def test_runs_of_another_scope_do_not_exist(agent: Agent, persistence: Per
     assert len(agent.calls) == 2
     scopes = [params.persistence.backends[0].scope for params in agent.calls]
     assert scopes == [Scope(user_id="ada"), Scope(user_id="bob")]
+
+
+async def test_an_agent_that_stores_in_another_scope_is_refused(persistence: Persistence) -> None:
+    """Else one tenant's model would read the thread of another that has the same id."""
+    unscoped = with_persistence(persistence)
+
+    def careless(params: ChatParams) -> ChatStream:
+        return chat(adapter=ScriptedModel(), middleware=[unscoped], **params.chat_kwargs())
+
+    async def careful(params: ChatParams) -> ChatStream:
+        keep = with_persistence(params.persistence)
+        return chat(adapter=ScriptedModel(), middleware=[keep], **params.chat_kwargs())
+
+    ada = Scope(user_id="ada")
+    async with chat_router(persistence, careless, scope=ada) as chats:
+        refused = await request(chats, "POST", json_body=body())
+    assert problem(refused) == (500, "composition-error")
+    assert await persistence.stores.messages.load_thread("t") == []
+    assert await persistence.stores.runs.get("r") is None
+
+    async with chat_router(persistence, careful, scope=ada) as chats:
+        assert (await request(chats, "POST", json_body=body())).types[-1] == "RUN_FINISHED"
+    assert await persistence.stores.messages.load_thread("t") == []
+    assert len(await persistence.scoped(ada).stores.messages.load_thread("t")) == 2
 
 
 # ------------------------------------------------------------------------------- mounting

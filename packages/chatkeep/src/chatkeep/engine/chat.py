@@ -49,6 +49,7 @@ class ChatStream:
         self._signal = abort
         self.thread_id = options.thread_id
         self.run_id = options.run_id
+        self.middleware = options.middleware
 
     def abort(self, reason: str | None = None) -> None:
         """Stop the run: what is open is closed, ``on_abort`` runs, and the stream ends with

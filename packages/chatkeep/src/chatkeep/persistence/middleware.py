@@ -114,6 +114,11 @@ class PersistenceMiddleware(ChatMiddleware):
         )
 
     @property
+    def persistence(self) -> Persistence:
+        """The stores that runs are kept in."""
+        return self._persistence
+
+    @property
     def counters(self) -> Counter[CounterName]:
         """What happened so far, over all runs of this middleware."""
         return self._reports.counters

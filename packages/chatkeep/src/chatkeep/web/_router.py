@@ -31,6 +31,7 @@ from starlette.types import Scope as AsgiScope
 
 from chatkeep.backends import Persistence
 from chatkeep.delivery import Delivery, DeliveryLog, RunKey
+from chatkeep.delivery._terminal import aclose
 from chatkeep.engine import AbortSignal, ChatStream, chat
 from chatkeep.errors import (
     BadRequest,
@@ -39,7 +40,7 @@ from chatkeep.errors import (
     RunConflict,
     RunConflictReason,
 )
-from chatkeep.persistence import PERSISTENCE, with_persistence
+from chatkeep.persistence import PERSISTENCE, PersistenceMiddleware, with_persistence
 from chatkeep.scope import EMPTY_SCOPE, Scope
 from chatkeep.web._params import ChatParams, parse_chat_request
 from chatkeep.web._problem import problem, problem_of
@@ -86,7 +87,9 @@ def chat_router(
             :func:`chatkeep.engine.chat`, to which ``with_persistence`` is added unless its
             middleware has one.
         authorize: whether the caller may see and continue a thread.
-        scope: whose rows requests work on; a scope, or a callable that finds it.
+        scope: whose rows requests work on; a scope, or a callable that finds it. An agent of
+            your own stores with ``with_persistence(params.persistence)``, which is in that
+            scope; one that stores in another is refused before anything is read.
         allow_anonymous: let everybody who knows a thread's id read and continue it.
         path: where the routes live.
         log: where events are kept for viewers; in this process by default.
@@ -241,6 +244,12 @@ class ChatRouter:
         signal = AbortSignal()
         made = self._agent(replace(params, abort=signal))
         stream = await made if inspect.isawaitable(made) else made
+        if key.scope != EMPTY_SCOPE and _keeps_elsewhere(stream, key.scope):
+            await aclose(stream)
+            raise CompositionError(
+                "the agent keeps its runs in another scope than the request's: give "
+                "with_persistence the params.persistence of the request"
+            )
         try:
             await self.delivery.start(stream, key=key, thread_id=params.thread_id, abort=signal)
         except RunConflict:
@@ -278,6 +287,19 @@ def _chat(options: Mapping[str, Any], params: ChatParams) -> ChatStream:
 def _keeps(options: Mapping[str, Any]) -> bool:
     """Whether the options of a chat store it already."""
     return any(PERSISTENCE in m.provides for m in options.get("middleware", ()))
+
+
+def _keeps_elsewhere(stream: AsyncIterator[BaseEvent], scope: Scope) -> bool:
+    """Whether an agent's stream would read and write rows of another scope than ``scope``: of
+    another tenant, if thread ids meet."""
+    if not isinstance(stream, ChatStream):
+        return False
+    return any(
+        backend.scope != scope
+        for middleware in stream.middleware
+        if isinstance(middleware, PersistenceMiddleware)
+        for backend in middleware.persistence.backends
+    )
 
 
 async def _refuse_known(persistence: Persistence, params: ChatParams) -> None:
