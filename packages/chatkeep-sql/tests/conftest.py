@@ -16,6 +16,7 @@ from chatkeep.rules import new_commit_id
 from chatkeep.stores import Splice, TurnCommit
 from chatkeep_sql import postgres_persistence, sqlite_persistence
 from chatkeep_sql.backend import SqlBackend
+from chatkeep_sql.direct import run_direct
 from servers import Database
 
 Open = Callable[..., Persistence]
@@ -51,18 +52,24 @@ class Tools:
 
     @contextmanager
     def statements(self, persistence: Persistence) -> Iterator[list[str]]:
-        """The statements that SQLAlchemy sends meanwhile."""
+        """The statements that are sent meanwhile, by SQLAlchemy or past its cursors."""
         engine = self.backend(persistence)._runner.engine.sync_engine
         sent: list[str] = []
 
         def note(_c: Any, _cursor: Any, statement: str, *_rest: Any) -> None:
             sent.append(statement)
 
+        def note_direct(engine: Any, statement: Any, binds: Any) -> Any:
+            sent.append(str(statement))
+            return run_direct(engine, statement, binds)
+
         event.listen(engine, "before_cursor_execute", note)
-        try:
-            yield sent
-        finally:
-            event.remove(engine, "before_cursor_execute", note)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("chatkeep_sql.engine.run_direct", note_direct)
+            try:
+                yield sent
+            finally:
+                event.remove(engine, "before_cursor_execute", note)
 
     @staticmethod
     def said(thread_id: str, message_id: str, *, expected: str | None = None, keep: int = 0) -> Any:

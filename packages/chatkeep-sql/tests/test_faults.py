@@ -183,7 +183,7 @@ async def test_a_full_pool_is_unavailable_not_a_hang(
     postgres_database: Database, tools: Any
 ) -> None:
     url = postgres_database.url("psycopg")
-    async with postgres_persistence(url, timeout=0.5, pool_size=1, max_overflow=0) as persistence:
+    async with postgres_persistence(url, timeout=2, pool_size=1, max_overflow=0) as persistence:
         await persistence.migrate()
         async with tools.backend(persistence)._runner.engine.connect():
             with pytest.raises(BackendUnavailable):
@@ -207,7 +207,7 @@ async def test_a_sqlite_file_that_somebody_else_holds_is_unavailable_in_time(
     """Not forever, and not at once: a writer waits as long as a call may take."""
     import sqlite3
 
-    async with sqlite_persistence(tmp_path / "a.db", timeout=0.4) as persistence:
+    async with sqlite_persistence(tmp_path / "a.db", timeout=1) as persistence:
         await persistence.migrate()
         other = sqlite3.connect(tmp_path / "a.db")
         other.execute("begin immediate")

@@ -48,6 +48,7 @@ class Pooler:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for _, writer in self._idle:
             writer.close()
+            await writer.wait_closed()
 
     async def _client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task: Any = asyncio.current_task()
@@ -77,8 +78,13 @@ class Pooler:
                     await asyncio.sleep(0.001)
                 server = self._idle.popleft()
                 self.transactions += 1
-                if not await self._transaction(first, messages, writer, server):
-                    server[1].close()
+                returned = False
+                try:
+                    returned = await self._transaction(first, messages, writer, server)
+                finally:
+                    if not returned:
+                        server[1].close()
+                if not returned:
                     return
                 self._idle.append(server)
         finally:

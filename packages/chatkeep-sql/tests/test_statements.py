@@ -19,6 +19,8 @@ from chatkeep.stores import (
     TurnCommit,
     ViewQuery,
 )
+from chatkeep_sql import postgres_persistence
+from servers import Database
 
 pytestmark = pytest.mark.anyio
 
@@ -114,6 +116,50 @@ async def test_every_boundary_of_a_turn_is_one_statement(
     (record,) = await backend.list_cuts("t")
     assert record.message_ids == ["a"]
     assert record.numbers == [2]
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
+async def test_a_turn_is_two_round_trips_on_the_wire(
+    postgres_database: Database, tools: Any, driver: Any
+) -> None:
+    """Counted in front of the server, once the connection has its statements prepared."""
+    with postgres_database.server.proxy() as proxy:
+        url = postgres_database.url(driver, proxy=proxy)
+        async with postgres_persistence(url, pool_size=1) as persistence:
+            backend = tools.backend(persistence)
+            revision, newest, trips = "", 0, 0
+            for number in range(20):
+                held = {"run_id": f"r{number}"}
+                trips = proxy.chunks_sent
+                begun = await backend.commit_turn(
+                    commit(
+                        **held,
+                        run=start(f"r{number}"),
+                        splice=Splice(
+                            keep_through=newest, tail=[user(f"u{number}")], expected=revision
+                        ),
+                    )
+                )
+                ended = await backend.commit_turn(
+                    commit(
+                        **held,
+                        lease_token=f"lease of r{number}",
+                        run=RunPatch(status="completed", finished_at=1),
+                        splice=Splice(
+                            keep_through=begun.newest,
+                            tail=[user(f"a{number}"), user(f"b{number}")],
+                            expected=begun.revision,
+                        ),
+                        drop_draft=True,
+                    )
+                )
+                revision, newest = ended.revision, ended.newest
+                trips = proxy.chunks_sent - trips
+            assert trips == 2
+            trips = proxy.chunks_sent
+            await backend.read_view("t", ViewQuery())
+            await backend.read_view("t", ViewQuery())
+            assert proxy.chunks_sent - trips <= 3
 
 
 @pytest.mark.parametrize("messages", ["none", "bodies", "numbers", "digests"])

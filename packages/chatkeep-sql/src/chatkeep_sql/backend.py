@@ -243,7 +243,9 @@ class PostgresBackend(SqlBackend):
 
     async def _read_view(self, thread_id: str, query: ViewQuery) -> ThreadView:
         tables = self._sql.t
-        return await self._runner.once(lambda: read_postgres(tables, self._scope, thread_id, query))
+        return await self._postgres.single(
+            lambda: read_postgres(tables, self._scope, thread_id, query), again=True
+        )
 
     async def _commit_turn(self, commit: TurnCommit) -> TurnReceipt:
         encoded = encode_commit(commit, self._scope)
@@ -255,8 +257,10 @@ class PostgresBackend(SqlBackend):
 
     async def _in_one_statement(self, encoded: EncodedCommit) -> TurnReceipt | None:
         try:
-            return await self._postgres.single(lambda: commit_postgres(self._sql.t, encoded))
-        except DBAPIError as error:
+            return await self._postgres.single(
+                lambda: commit_postgres(self._sql.t, encoded), again=False
+            )
+        except Exception as error:
             if may_run_again(error):
                 return None
             raise

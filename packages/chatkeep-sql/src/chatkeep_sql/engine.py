@@ -21,7 +21,8 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.util import await_, greenlet_spawn
 
-from chatkeep_sql.errors import is_disconnect, may_run_again
+from chatkeep_sql.direct import run_direct
+from chatkeep_sql.errors import ConnectionLost, is_disconnect, may_run_again
 from chatkeep_sql.program import Parameters, Program, Rows
 
 __all__ = ["PostgresRunner", "Runner", "SqliteRunner"]
@@ -82,24 +83,45 @@ class PostgresRunner:
 
     async def once(self, make: Callable[[], Program[_T]]) -> _T:
         """In autocommit; a connection that had died meanwhile is replaced."""
+        return await self._unless_lost(lambda: self._in_autocommit(make()))
+
+    async def single(self, make: Callable[[], Program[_T]], *, again: bool) -> _T:
+        """A program of one statement, in autocommit. ``again``: it only reads, so it is run again
+        on a connection that lives. A commit is not: its id is sent again by who made it."""
+        if again:
+            return await self._unless_lost(lambda: self._directly(make()))
+        return await greenlet_spawn(lambda: self._directly(make()))
+
+    async def _unless_lost(self, work: Callable[[], _T]) -> _T:
         try:
-            return await self.single(make)
-        except DBAPIError as error:
+            return await greenlet_spawn(work)
+        except (DBAPIError, ConnectionLost) as error:
             if not is_disconnect(error):
                 raise
-        return await self.single(make)
-
-    async def single(self, make: Callable[[], Program[_T]]) -> _T:
-        """In autocommit, and never run again: for one statement that may write."""
-
-        def work() -> _T:
-            with self._single.connect() as connection:
-                result = _drive(connection, make())
-                if self._in_transactions:
-                    connection.commit()
-                return result
-
         return await greenlet_spawn(work)
+
+    def _in_autocommit(self, program: Program[_T]) -> _T:
+        with self._single.connect() as connection:
+            result = _drive(connection, program)
+            if self._in_transactions:
+                connection.commit()
+            return result
+
+    def _directly(self, program: Program[_T]) -> _T:
+        if self._in_transactions:
+            return self._in_autocommit(program)
+        try:
+            statement, binds = next(program)
+            rows = run_direct(self.engine.sync_engine, statement, cast("Any", binds))
+            if rows is None:
+                with self._single.connect() as connection:
+                    rows = list(connection.execute(statement, cast("Any", binds)).all())
+            program.send(rows)
+        except StopIteration as done:
+            return cast("_T", done.value)
+        finally:
+            program.close()
+        raise AssertionError("a program of one statement has one")
 
     async def snapshot(self, make: Callable[[], Program[_T]]) -> _T:
         """In a transaction that sees one moment throughout."""
@@ -108,12 +130,7 @@ class PostgresRunner:
             with self._moment.begin() as connection:
                 return _drive(connection, make())
 
-        try:
-            return await greenlet_spawn(work)
-        except DBAPIError as error:
-            if not is_disconnect(error):
-                raise
-        return await greenlet_spawn(work)
+        return await self._unless_lost(work)
 
     async def transaction(self, make: Callable[[], Program[_T]]) -> _T:
         """In a transaction. It is run again if it failed because of another writer, or lost its

@@ -21,7 +21,7 @@ from chatkeep.errors import (
     StoreError,
 )
 
-__all__ = ["is_disconnect", "may_run_again", "sqlstate", "translate"]
+__all__ = ["ConnectionLost", "is_disconnect", "may_run_again", "sqlstate", "translate"]
 
 _DRIVERS = ("psycopg", "psycopg_pool", "asyncpg", "sqlite3", "aiosqlite", "sqlalchemy", "alembic")
 
@@ -39,6 +39,10 @@ _NOT_SENT = {"08001", "08004", "28000", "28P01", "3D000", "53300", "57P03", "400
 _GIGABYTE = 1_000_000_000
 
 
+class ConnectionLost(Exception):
+    """A driver's connection is gone, told apart where SQLAlchemy does not (see ``direct``)."""
+
+
 def translate(error: Exception) -> Exception:
     """The chatkeep error for ``error``; ``error`` itself if it comes from no database.
 
@@ -48,6 +52,8 @@ def translate(error: Exception) -> Exception:
         return error
     if isinstance(error, PoolTimeout):
         return BackendUnavailable(f"no free connection: {error}")
+    if isinstance(error, ConnectionLost):
+        return BackendUnavailable(str(error), outcome_unknown=True)
     cause = _driver_error(error)
     if isinstance(cause, OverflowError) and "SQLite" in str(cause):
         return InvalidValue("$", str(cause))
@@ -79,7 +85,9 @@ def may_run_again(error: BaseException) -> bool:
 
 def is_disconnect(error: BaseException) -> bool:
     """Whether the connection is gone; SQLAlchemy has emptied its pool already."""
-    return isinstance(error, DBAPIError) and error.connection_invalidated
+    if isinstance(error, DBAPIError):
+        return error.connection_invalidated
+    return isinstance(error, ConnectionLost)
 
 
 def _driver_error(error: Exception) -> BaseException:
