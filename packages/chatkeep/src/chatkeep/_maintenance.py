@@ -19,10 +19,20 @@ from chatkeep.errors import (
     InvalidValue,
     RecordTooLarge,
     RunConflict,
+    ThreadConflict,
 )
-from chatkeep.records import ModelMessage, RunError, RunPatch
+from chatkeep.records import ModelMessage, RunError, RunPatch, RunRecord
+from chatkeep.rules import anchor_of
 from chatkeep.scope import Scope, key_digest
-from chatkeep.stores import LostRun, MessageStore, Splice, TurnCommit, ViewQuery
+from chatkeep.stores import (
+    CutAppend,
+    LostRun,
+    MessageStore,
+    Splice,
+    TurnCommit,
+    TurnReceipt,
+    ViewQuery,
+)
 
 if TYPE_CHECKING:
     from chatkeep.backends import Backend, Persistence
@@ -34,8 +44,14 @@ _log = logging.getLogger("chatkeep.maintenance")
 WORKER_LOST = "worker_lost"
 """Error code of a run whose driver stopped renewing its lease."""
 
-_KEEP_ALL = 2**62
+_KEEP_ALL = 2**53 - 1
 """Above every sequence number."""
+
+_PAGE = 200
+"""Messages read at once when the place of a draft is looked for."""
+
+_PLACE_TRIES = 20
+"""How often a draft is placed again after another writer came first."""
 
 
 class Maintenance:
@@ -51,9 +67,11 @@ class Maintenance:
     async def sweep(self, *, limit: int = 100) -> list[LostRun]:
         """End the runs whose lease has run out: ``failed`` with code ``worker_lost``.
 
-        What such a run had streamed (its draft) becomes the end of the transcript, its last
-        message marked ``metadata.tanstack.stopReason: "error"``, in the same commit where the
-        backends allow. The draft of a regenerate is dropped: the old answer is there again.
+        What such a run had streamed (its draft) becomes a part of the transcript, behind the
+        message that the run answered, its last message marked
+        ``metadata.tanstack.stopReason: "error"``, in the same commit where the backends allow.
+        The draft of a regenerate is dropped: the old answer is there again. If the question was
+        cut meanwhile, what was streamed goes to that cut.
         The lease token stays on the run, so a late worker may still complete it.
 
         Args:
@@ -109,14 +127,15 @@ class Maintenance:
             drop_draft=True,
         )
         messages = bag.stores.messages
-        if tail and messages is not None:
-            if backend_of(bag, messages) is handle:
-                commit = replace(commit, splice=Splice(keep_through=_KEEP_ALL, tail=tail))
-            else:
-                # The promised order: the transcript before the status of its run.
-                await _append(bag, messages, commit.commit_id, thread_id, tail)
+        together = messages is not None and backend_of(bag, messages) is handle
+        if tail and messages is not None and not together:
+            # The promised order: the transcript before the status of its run.
+            await _keep_apart(bag, messages, commit.commit_id, run, tail)
         try:
-            receipt = await handle.commit_turn(commit)
+            if tail and together:
+                receipt = await _commit_with(handle, commit, run, tail)
+            else:
+                receipt = await handle.commit_turn(commit)
         except RunConflict:
             return None  # its driver came back, or another sweep was first
         if receipt.replayed or receipt.run is None:
@@ -220,23 +239,83 @@ def _stopped(messages: Sequence[dict[str, Any]]) -> list[ModelMessage]:
     return rows
 
 
-async def _append(
+async def _keep_apart(
     bag: Persistence,
     messages: MessageStore,
     commit_id: str,
-    thread_id: str,
+    run: RunRecord,
     tail: Sequence[ModelMessage],
 ) -> None:
-    """Append the draft to a message store apart from the runs; once, also when repeated."""
+    """Add the draft to a message store apart from the runs; once, also when repeated."""
     backend = backend_of(bag, messages)
     if backend is not None:
-        splice = Splice(keep_through=_KEEP_ALL, tail=tail)
-        await backend.commit_turn(
-            TurnCommit(commit_id=commit_id, thread_id=thread_id, splice=splice)
+        await _commit_with(
+            backend, TurnCommit(commit_id=commit_id, thread_id=run.thread_id), run, tail
         )
         return
-    stored = await messages.load_thread(thread_id)
+    stored = await messages.load_thread(run.thread_id)
     known = {message.get("id") for message in stored} - {None}
     new = [message for message in tail if message.get("id") not in known]
     if new:
-        await messages.save_thread(thread_id, [*stored, *new])
+        at = _behind_turn(stored, anchor_of(run))
+        at = len(stored) if at is None else at
+        await messages.save_thread(run.thread_id, [*stored[:at], *new, *stored[at:]])
+
+
+async def _commit_with(
+    backend: Backend, commit: TurnCommit, run: RunRecord, tail: Sequence[ModelMessage]
+) -> TurnReceipt:
+    """Commit with ``tail`` put behind the turn of ``run``, again while others write there.
+
+    Raises:
+        RunConflict: see :class:`~chatkeep.stores.TurnCommit`.
+        ThreadConflict: others won :data:`_PLACE_TRIES` times.
+    """
+    tries = 0
+    while True:
+        placed = await _placed(backend, commit, run, tail)
+        try:
+            return await backend.commit_turn(placed)
+        except ThreadConflict:
+            tries += 1
+            if tries == _PLACE_TRIES:
+                raise
+
+
+async def _placed(
+    backend: Backend, commit: TurnCommit, run: RunRecord, tail: Sequence[ModelMessage]
+) -> TurnCommit:
+    anchor = anchor_of(run)
+    if anchor is None:
+        return replace(commit, splice=Splice(keep_through=_KEEP_ALL, tail=tail))
+    rows: list[ModelMessage] = []
+    numbers: list[int] = []
+    while True:  # the turn is near the end: page back until it is in sight
+        before = numbers[0] if numbers else None
+        query = ViewQuery(runs="none", interrupts="none", limit=_PAGE, before=before)
+        view = await backend.read_view(run.thread_id, query)
+        rows, numbers = [*view.messages, *rows], [*view.numbers, *numbers]
+        at = _behind_turn(rows, anchor)
+        if at is not None:
+            stored = {message.get("id") for message in rows} - {None}
+            new = [message for message in tail if message.get("id") not in stored]
+            behind = [*new, *rows[at:]]
+            splice = Splice(keep_through=numbers[at - 1], tail=behind, expected=view.revision)
+            return replace(commit, splice=splice)
+        if not view.truncated:
+            break
+    for cut in reversed(await backend.list_cuts(run.thread_id)):
+        if anchor in cut.message_ids:
+            return replace(commit, cut_append=CutAppend(cut_id=cut.cut_id, messages=tail))
+    return commit  # the question was erased: what was streamed has no place any more
+
+
+def _behind_turn(rows: Sequence[ModelMessage], anchor: str | None) -> int | None:
+    """Index behind the turn that answers the message ``anchor``; None: it is not there."""
+    at = next((i for i in reversed(range(len(rows))) if rows[i].get("id") == anchor), None)
+    if anchor is None or at is None:
+        return None
+    at += 1
+    while at < len(rows) and rows[at].get("role") in ("assistant", "tool"):
+        at += 1
+    return at

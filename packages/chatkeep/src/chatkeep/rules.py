@@ -43,10 +43,12 @@ from chatkeep.scope import check_id
 from chatkeep.stores import InterruptAnswer, InterruptRef, RunStart, TurnCommit
 
 __all__ = [
+    "ANCHOR",
     "ANY_REVISION",
     "CHILD_PREFIX",
     "Entry",
     "active_runs",
+    "anchor_of",
     "check_driver",
     "check_transition",
     "check_writer",
@@ -74,6 +76,9 @@ _R = TypeVar("_R", bound=Record)
 
 ANY_REVISION = "*"
 """As ``expected`` of ``_metadata_put``: write whatever the revision is."""
+
+ANCHOR = "anchorId"
+"""Extra field of a run: id of the message that it answers."""
 
 CHILD_PREFIX = "subagent:"
 """Threads of subagents are named ``subagent:<run id of the child>``."""
@@ -294,6 +299,12 @@ def check_writer(run: RunRecord | None, run_id: str, thread_id: str, token: str 
         raise RunConflict(run_id, "terminal", thread_id=thread_id)
     if token is not None and not holds_lease(run, token):
         raise RunConflict(run_id, "lease-lost", thread_id=thread_id)
+
+
+def anchor_of(run: RunRecord) -> str | None:
+    """Id of the message that the run answers; None for a run that was not told."""
+    value = (run.model_extra or {}).get(ANCHOR)
+    return value if isinstance(value, str) else None
 
 
 def active_runs(runs: Iterable[RunRecord], now: int) -> list[RunRecord]:

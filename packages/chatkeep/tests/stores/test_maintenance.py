@@ -77,6 +77,34 @@ async def test_a_run_whose_lease_ran_out_fails_and_its_draft_becomes_a_message(
     assert await bag.maintenance().sweep() == []
 
 
+async def test_what_was_streamed_stands_behind_its_own_question(
+    bag: Persistence, clock: Any
+) -> None:
+    await start(bag, extra={"anchorId": "u"})
+    messages = bag.stores.messages
+    if messages is None:
+        return
+    later = [{"id": f"{role}2", "role": role, "content": "later"} for role in ("user", "assistant")]
+    await messages.save_thread("t", [USER, *later])
+    clock.forward(100)
+    assert len(await bag.maintenance().sweep()) == 1
+    assert await messages.load_thread("t") == [USER, STOPPED, *later]
+    assert await bag.maintenance().sweep() == []
+
+
+async def test_what_was_streamed_for_a_question_that_was_cut_goes_to_the_cut(
+    memory: Persistence, clock: Any
+) -> None:
+    await start(memory, extra={"anchorId": "u"})
+    other = {"id": "other", "role": "user", "content": "edited"}
+    await memory.stores.messages.save_thread("t", [other])
+    clock.forward(100)
+    assert len(await memory.maintenance().sweep()) == 1
+    assert await memory.stores.messages.load_thread("t") == [other]
+    [cut] = await memory.stores.messages.list_cuts("t")
+    assert await memory.stores.messages.load_cut("t", cut.cut_id) == [USER, STOPPED]
+
+
 async def test_sweeps_at_once_end_a_run_once(bag: Persistence, clock: Any) -> None:
     await start(bag)
     clock.forward(100)

@@ -15,11 +15,9 @@ from typing import Final
 
 from chatkeep.persistence.transcript import run_tag
 from chatkeep.records import ModelMessage, RunRecord
+from chatkeep.rules import anchor_of
 
-__all__ = ["ANCHOR", "ON_ITS_WAY_MS", "concurrent_turns"]
-
-ANCHOR = "anchorId"
-"""Field of a run record: id of the message that the run answers."""
+__all__ = ["ON_ITS_WAY_MS", "concurrent_turns"]
 
 ON_ITS_WAY_MS: Final = 2_000
 """How long a post may take from the tab to here. It is compared with the clocks of workers,
@@ -58,7 +56,7 @@ async def _run_of(
     asked = {m.get("id") for m in turn if m.get("role") == "user"}
     tag = next((tag for m in turn if (tag := run_tag(m)) is not None), None)
     for run in live:
-        if run.run_id == tag or (run.model_extra or {}).get(ANCHOR) in asked:
+        if run.run_id == tag or anchor_of(run) in asked:
             return run
     return None if tag is None else await find(tag)
 

@@ -7,6 +7,7 @@ from typing import cast
 from chatkeep.persistence.loading import Rows, ThreadState
 from chatkeep.persistence.transcript import run_tag, with_tanstack
 from chatkeep.records import DraftRecord, ModelMessage, RunRecord
+from chatkeep.rules import anchor_of
 
 __all__ = ["Overlay"]
 
@@ -71,7 +72,7 @@ def _not_stored(draft: DraftRecord, rows: Rows) -> list[ModelMessage]:
 
 def _behind(shown: Rows, run: RunRecord) -> int | None:
     """Number of the last row of the turn that the run answers; None: not in sight."""
-    anchor = (run.model_extra or {}).get("anchorId")
+    anchor = anchor_of(run)
     if anchor is None:
         return shown.numbers[-1] if shown.numbers else 0
     ids = [m.get("id") for m in shown.messages]

@@ -38,7 +38,7 @@ from chatkeep.persistence.boundary import Boundary, Opening
 from chatkeep.persistence.capabilities import DETACHABLE
 from chatkeep.persistence.committer import Committer
 from chatkeep.persistence.completion import RunCompletion
-from chatkeep.persistence.concurrent import ANCHOR, concurrent_turns
+from chatkeep.persistence.concurrent import concurrent_turns
 from chatkeep.persistence.drafts import Drafts
 from chatkeep.persistence.gate import check_run, check_waiting
 from chatkeep.persistence.layout import Layout
@@ -47,6 +47,7 @@ from chatkeep.persistence.reports import Phase, Reports
 from chatkeep.persistence.transcript import RunTranscript
 from chatkeep.persistence.unit_of_work import UnitOfWork
 from chatkeep.records import InterruptRecord, ModelMessage, RunError, RunPatch
+from chatkeep.rules import ANCHOR
 from chatkeep.stores import RunStart, Transcript
 
 __all__ = ["Turn"]
@@ -99,6 +100,7 @@ class Turn:
         self._began = _now()
         self._started = False
         self._ended = False
+        self._refused = False
         self.completion = RunCompletion()
 
     # -- init -------------------------------------------------------------------------
@@ -321,9 +323,11 @@ class Turn:
         ]
 
     async def fail(self, ctx: ChatContext, info: ErrorInfo) -> None:
-        """The run failed: record it, keep what a draft has of the answer."""
+        """The run failed: record it, keep what a draft has of the answer, unless a hook
+        refused it."""
         if not self._ended:
             self._ended = True
+            self._refused = info.refused
             await self._close(ctx)
             if self._may_end():
                 failure = RunError(message=info.message, code=info.code)
@@ -437,6 +441,8 @@ class Turn:
         if self._transcript.deferred_cut:
             return front
         produced = self._transcript.produced(ctx.messages)
+        if self._refused:
+            return [*front, *_up_to_last_result(produced)]
         if self._drafts is None:
             return [*front, *produced]
         return [*front, *self._drafts.rows(produced, self._run_id, stop_reason=stop_reason)]
@@ -465,6 +471,14 @@ def _come_back(appended: Sequence[ModelMessage], stored: Transcript) -> bool:
     """Whether stored messages are among the appended ones: the post has them in another order."""
     known = {id(m) for m in stored.messages}
     return any(id(m) in known for m in appended)
+
+
+def _up_to_last_result(produced: Sequence[ModelMessage]) -> list[ModelMessage]:
+    """Without the answer at the end: what tools did stays, whatever was said about it."""
+    end = len(produced)
+    while end and produced[end - 1].get("role") != "tool":
+        end -= 1
+    return list(produced[:end])
 
 
 def _waiting_calls(opening: Opening) -> list[str]:
