@@ -13,7 +13,6 @@ from chatkeep.engine import ChatMiddleware
 from chatkeep.engine.middleware import ChatContext
 from chatkeep.persistence import DETACHABLE, PERSISTENCE_COMPLETION, RunCompletion
 from chatkeep.records import RunPatch
-from chatkeep.stores import RunStart, TurnCommit
 
 pytestmark = pytest.mark.anyio
 
@@ -67,19 +66,11 @@ async def test_a_lost_lease_stops_the_run_and_it_writes_nothing_more(lab: Any, k
     middleware = lab.middleware(lease_ms=30)
     task = lab.start(kit.user("u1"), adapter=model, middleware=[middleware, watch])
     await model.began.wait()
-    (backend,) = lab.persistence.backends
-    # The run's lease runs out (its process hung), and another driver takes the run over.
-    await lab.persistence.stores.runs.update(
-        "r1", RunPatch(lease=(await lab.run("r1")).lease.model_copy(update={"until": 1}))
-    )
-    await backend.commit_turn(
-        TurnCommit(
-            commit_id="other",
-            thread_id="t1",
-            run_id="r1",
-            run=RunStart(run_id="r1", started_at=1, lease_token="theirs"),
-        )
-    )
+    # Its process hung, and another driver has taken the run over: in one step here, so that no
+    # renewal can come in between.
+    lease = (await lab.run("r1")).lease
+    theirs = lease.model_copy(update={"token": "theirs", "until": lease.until + 60_000})
+    await lab.persistence.stores.runs.update("r1", RunPatch(lease=theirs))
     events = await task
     assert events[-1].outcome.type == "cancelled"
     assert await lab.ids() == ["u1"]
