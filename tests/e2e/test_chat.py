@@ -286,21 +286,23 @@ async def test_the_same_post_again_replays_and_runs_nothing(new_tab: NewTab) -> 
     await reloaded(new_tab, tab)
 
 
-async def send_news(tab: Tab, text: str) -> None:
-    """What a page with a window of the thread posts: only what the server does not know."""
-    tab.messages.append(user_message(text))
-    async for _ in tab.stream(tab.body(messages=wire_rows(tab.messages[-1:]))):
-        pass
-
-
-async def test_two_tabs_at_once_lose_nothing(new_tab: NewTab) -> None:
-    """Both post what is new on the same thread at the same time: both turns are kept, whole."""
+@pytest.mark.parametrize("shown", ["everything", "only news"])
+async def test_two_tabs_at_once_lose_nothing(new_tab: NewTab, shown: str) -> None:
+    """Both post a turn on the same thread at the same time: both turns are kept, whole, whether
+    pages post all that they show or only what is new."""
     first = new_tab()
     await first.send("SCENARIO:text")
     second = new_tab(first.thread_id)
     await second.load()
+
+    async def send(tab: Tab, text: str) -> None:
+        tab.messages.append(user_message(text))
+        posted = tab.messages if shown == "everything" else tab.messages[-1:]
+        async for _ in tab.stream(tab.body(messages=wire_rows(posted))):
+            pass
+
     slow = 'SCENARIO:slow {"chunks": 5, "delayMs": 20}'
-    await asyncio.gather(send_news(first, slow), send_news(second, "SCENARIO:server-tool"))
+    await asyncio.gather(send(first, slow), send(second, "SCENARIO:server-tool"))
     fresh = new_tab(first.thread_id)
     await fresh.load()
     stored = {m["id"]: m for m in comparable(fresh.messages)}
@@ -333,12 +335,14 @@ async def test_old_news_does_not_cut_what_its_client_never_saw(new_tab: NewTab) 
 async def test_what_a_client_cuts_that_does_not_say_how_far_it_has_seen_is_archived(
     new_tab: NewTab, server: ChatServer
 ) -> None:
-    """Served as upstream does, but nothing is destroyed: the other tab's turn can be restored."""
+    """Served as upstream does, but nothing is destroyed: the other tab's turn can be restored.
+    (A turn that is younger than two seconds is not cut at all.)"""
     stale = new_tab()
     await stale.send("SCENARIO:text")
     other = new_tab(stale.thread_id)
     await other.load()
     await other.send("SCENARIO:text")
+    await asyncio.sleep(2.5)
     await stale.send("SCENARIO:text")
     await reloaded(new_tab, stale)
     async with open_persistence(server.store) as persistence:
