@@ -12,6 +12,7 @@ from chatkeep.records import ActivityRecord, InterruptRecord, RunError, RunPatch
 from chatkeep.rules import new_commit_id
 from chatkeep.stores import (
     ActivitiesWrite,
+    CutAppend,
     InterruptAnswer,
     InterruptRef,
     RunStart,
@@ -219,6 +220,26 @@ async def test_a_commit_sent_again_is_recognised_through_sixteen_others(
     await backend.commit_turn(commit())
     with pytest.raises(ThreadConflict):
         await backend.commit_turn(first)
+
+
+async def test_a_restore_sent_again_is_recognised_with_its_numbers(
+    persistence: Persistence, tools: Any
+) -> None:
+    """They need not follow one another: a detached run's messages joined the cut later."""
+    backend = tools.backend(persistence)
+    await backend.commit_turn(commit(splice=Splice(keep_through=0, tail=[user(i) for i in "abc"])))
+    cut = await backend.commit_turn(commit(splice=Splice(keep_through=1, tail=[user("d")])))
+    late = CutAppend(cut_id=cut.cut_id, messages=[user("e")])
+    await backend.commit_turn(commit(cut_append=late))
+    restore = commit(restore=cut.cut_id, restore_expected=cut.revision)
+    receipt = await backend.commit_turn(restore)
+    assert receipt.numbers == [2, 3, 5]
+    again = await backend.commit_turn(restore)
+    assert again.replayed
+    assert (again.numbers, again.revision) == (receipt.numbers, receipt.revision)
+    assert again.cut_id == receipt.cut_id
+    view = await backend.read_view("t", ViewQuery())
+    assert [m["id"] for m in view.messages] == ["a", "b", "c", "e"]
 
 
 async def test_no_index_covers_an_id(on_postgres: Persistence, tools: Any) -> None:

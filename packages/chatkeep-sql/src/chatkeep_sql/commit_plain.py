@@ -111,8 +111,7 @@ def commit_plain(sql: Statements, encoded: EncodedCommit) -> Program[TurnReceipt
     line = commit_line(
         encoded.mark,
         after.head,
-        start=after.numbers[0] if after.numbers else 0,
-        count=len(after.numbers),
+        numbers=after.numbers,
         created_run=created_run,
         cut=after.cut_id is not None,
     )

@@ -296,10 +296,14 @@ class _Builder:
     def _head(self) -> list[tuple[str, str]]:
         count = "CAST(:count AS integer)"
         newest = f"CASE WHEN {count} > 0 THEN next_number + {count} - 1 ELSE left_newest END"
+        numbers = (
+            f"CASE WHEN {count} > 0 THEN next_number || '-' || next_number + {count} - 1"
+            " ELSE '-' END"
+        )
         line = (
-            f"concat_ws(' ', CAST(:mark AS text), version, transcript, {newest},"
-            f" CASE WHEN {count} > 0 THEN next_number ELSE 0 END, {count},"
-            f" CAST({self.created} AS integer), CAST(kept > 0 AS integer))"
+            "concat_ws(' ', CAST(:mark AS text), version, version - transcript,"
+            f" {newest}, {numbers}, CAST({self.created} AS integer) + CASE WHEN kept > 0"
+            " THEN 2 ELSE 0 END)"
         )
         commits = (
             f"array_to_string(ARRAY[{line}]"

@@ -5,9 +5,10 @@ commit that last changed the transcript. A revision is that number and the threa
 incarnation, random at birth, so a deleted and recreated thread never repeats one. A cut is
 named the same way, after the commit that made it.
 
-A remembered commit is one line, newest first: 16 characters that stand for its id, then
-version, transcript version, newest number, first number, count, and two marks (a run was
-created, a cut was made), all in decimal.
+A remembered commit is one line, newest first: 12 characters that stand for its id, its version,
+how far behind it the transcript's version is, the newest number, the numbers it made live
+(``5-7``, ``2-3,5``, ``-`` for none), and marks (1: a run was created, 2: a cut was made). The head
+is written with every commit, so a line is short.
 """
 
 from __future__ import annotations
@@ -76,9 +77,9 @@ def parse_cut_id(cut_id: str, incarnation: str) -> int | None:
 
 
 def commit_mark(commit_id: str) -> str:
-    """16 characters that stand for a commit id of any length, without space or line break."""
+    """12 characters that stand for a commit id of any length, without space or line break."""
     return base64.urlsafe_b64encode(
-        hashlib.blake2b(commit_id.encode(), digest_size=12).digest()
+        hashlib.blake2b(commit_id.encode(), digest_size=9).digest()
     ).decode()
 
 
@@ -115,28 +116,53 @@ class Head:
             if not line.startswith(mark):
                 continue
             try:
-                fields = [int(field) for field in line.split(" ")[1:]]
-                version, transcript, newest, start, count, created, cut = fields
+                version, behind, newest, numbers, marks = line.split(" ")[1:]
+                transcript = int(version) - int(behind)
+                return TurnReceipt(
+                    revision=version_name(transcript, self.incarnation)
+                    if transcript
+                    else NO_THREAD,
+                    newest=int(newest),
+                    numbers=_numbers(numbers),
+                    created_run=bool(int(marks) & _CREATED_RUN),
+                    cut_id=version_name(int(version), self.incarnation)
+                    if int(marks) & _MADE_CUT
+                    else None,
+                    replayed=True,
+                )
             except ValueError as error:
                 raise CorruptRecord(f"thread {thread_id!r}", f"commit line {line!r}") from error
-            return TurnReceipt(
-                revision=version_name(transcript, self.incarnation) if transcript else NO_THREAD,
-                newest=newest,
-                numbers=list(range(start, start + count)),
-                created_run=bool(created),
-                cut_id=version_name(version, self.incarnation) if cut else None,
-                replayed=True,
-            )
         return None
 
 
-def commit_line(
-    mark: str, head: Head, *, start: int, count: int, created_run: bool, cut: bool
-) -> str:
+def commit_line(mark: str, head: Head, *, numbers: list[int], created_run: bool, cut: bool) -> str:
     """The line by which ``head``, as it is after the commit, remembers it."""
-    marks = f"{int(created_run)} {int(cut)}"
-    numbers = f"{head.version} {head.transcript_version} {head.newest} {start} {count}"
-    return f"{mark} {numbers} {marks}"
+    marks = _CREATED_RUN * created_run + _MADE_CUT * cut
+    behind = head.version - head.transcript_version
+    return f"{mark} {head.version} {behind} {head.newest} {_ranges(numbers)} {marks}"
+
+
+_CREATED_RUN, _MADE_CUT = 1, 2
+
+
+def _ranges(numbers: list[int]) -> str:
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and parts[-1][1] == number - 1:
+            parts[-1][1] = number
+        else:
+            parts.append([number, number])
+    return ",".join(f"{first}-{last}" for first, last in parts) or "-"
+
+
+def _numbers(ranges: str) -> list[int]:
+    if ranges == "-":
+        return []
+    found: list[int] = []
+    for part in ranges.split(","):
+        first, last = part.split("-")
+        found += range(int(first), int(last) + 1)
+    return found
 
 
 def remember(commits: str, line: str) -> str:

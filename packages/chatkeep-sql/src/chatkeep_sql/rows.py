@@ -143,12 +143,20 @@ def run_values(run: RunRecord) -> dict[str, Any]:
         **values,
         "lease_token": lease["token"] if lease else None,
         "lease_until": lease["until"] if lease else None,
-        "error_code": error.get("code") if error else None,
+        "error_code": _code_of(error),
         "error": _optional(error),
         "usage": _optional(usage),
         "extra": _optional(data or None),
         "format": FORMAT_VERSION,
     }
+
+
+def _code_of(error: dict[str, Any] | None) -> str | None:
+    """The code in a column of its own, for people who query the table; ``error`` is what is read
+    back. No text column of PostgreSQL takes NUL, and an odd code must not keep a run from
+    ending."""
+    code = error.get("code") if error else None
+    return code.replace("\x00", "\ufffd") if isinstance(code, str) else None
 
 
 def patch_values(patch: RunPatch) -> dict[str, Any] | None:
@@ -174,7 +182,7 @@ def patch_values(patch: RunPatch) -> dict[str, Any] | None:
             case "error" if value is None or isinstance(value, RunError):
                 plain = None if value is None else value.to_json()
                 values["error"] = _optional(plain)
-                values["error_code"] = plain and plain.get("code")
+                values["error_code"] = _code_of(plain)
             case "lease" if value is None or isinstance(value, Lease):
                 values["lease_token"] = value and value.token
                 values["lease_until"] = value and value.until
