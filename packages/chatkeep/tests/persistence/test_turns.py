@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import pytest
-from ag_ui.core import EventType, RunErrorEvent, RunFinishedEvent
+from ag_ui.core import (
+    BaseEvent,
+    EventType,
+    RunErrorEvent,
+    RunFinishedEvent,
+    ToolCallArgsEvent,
+    ToolCallEndEvent,
+    ToolCallStartEvent,
+)
 
 from chatkeep.engine import ChatMiddleware
-from chatkeep.engine.middleware import ChatContext
+from chatkeep.engine.adapter import ModelRequest, model_finished
+from chatkeep.engine.middleware import ChatConfig, ChatContext
 from chatkeep.stores import TurnCommit
 
 pytestmark = pytest.mark.anyio
@@ -424,3 +434,53 @@ async def test_a_row_that_a_middleware_adds_to_the_start_is_no_output(lab: Any, 
     model = kit.Paced(waits=False, error=RuntimeError("provider down"))
     await lab.turn(kit.user("u1"), adapter=model, middleware=[lab.middleware(), Adds()])
     assert await lab.ids() == ["u1", "a1"]
+
+
+class KeepsTheEnd(ChatMiddleware):
+    """Exchanges the transcript for its last message, before each model call."""
+
+    name = "keeps-the-end"
+
+    async def on_config(self, ctx: ChatContext, config: ChatConfig) -> Mapping[str, Any] | None:
+        return {"messages": config.messages[-1:]} if ctx.phase == "beforeModel" else None
+
+
+@pytest.mark.parametrize("regenerates", [True, False])
+async def test_the_answer_is_stored_when_a_middleware_shortens_the_transcript(
+    lab: Any, kit: Any, regenerates: bool
+) -> None:
+    """Once and with its run's tag, however few messages are left of those it started from."""
+    history = [kit.user("u1"), kit.assistant("a1"), kit.user("u2"), kit.assistant("a2")]
+    await lab.fill(*history)
+    posted = history[:3] if regenerates else [*history, kit.user("u3")]
+    await lab.turn(*posted, middleware=[lab.middleware(), KeepsTheEnd()])
+    question, answer = await lab.stored()
+    assert question["id"] == ("u2" if regenerates else "u3")
+    assert answer["role"] == "assistant"
+    assert answer["metadata"]["tanstack"]["run"] == {"id": "r1"}
+    [cut] = await lab.persistence.stores.messages.list_cuts("t1")
+    assert set(cut.message_ids) == {m["id"] for m in history} - {question["id"]}
+
+
+async def test_a_shortened_transcript_keeps_finished_turns_of_a_failed_run_once(
+    lab: Any, kit: Any
+) -> None:
+    class CallsThenFails:
+        provider = model = "calls-then-fails"
+        calls = 0
+
+        async def stream(self, request: ModelRequest) -> AsyncIterator[BaseEvent]:
+            self.calls += 1
+            if self.calls == 2:
+                raise RuntimeError("boom")
+            yield ToolCallStartEvent(tool_call_id="c1", tool_call_name="get_weather")
+            yield ToolCallArgsEvent(tool_call_id="c1", delta='{"city":"Paris"}')
+            yield ToolCallEndEvent(tool_call_id="c1")
+            yield model_finished(request, "tool_calls")
+
+    await lab.fill(kit.user("u1"), kit.assistant("a1"))
+    keep = [lab.middleware(), KeepsTheEnd()]
+    events = await lab.turn(kit.user("u2"), adapter=CallsThenFails(), middleware=keep)
+    assert kit.terminal(events).message == "boom"
+    ids = await lab.ids()
+    assert len(ids) == len(set(ids))

@@ -113,11 +113,6 @@ class RunTranscript:
             ]
 
     @property
-    def front(self) -> list[ModelMessage]:
-        """The transcript that the run started from."""
-        return self._front
-
-    @property
     def anchor_id(self) -> str | None:
         """Id of the message that the answer follows."""
         return self._front[-1].get("id") if self._front else None
@@ -129,7 +124,20 @@ class RunTranscript:
 
     def produced(self, mine: Sequence[ModelMessage]) -> list[ModelMessage]:
         """What the run added to the transcript it started from, in stored form."""
-        return [self._produced_form(m) for m in mine[len(self._front) :]]
+        return [self._produced_form(m) for m in mine[self.border(mine) :]]
+
+    def border(self, mine: Sequence[ModelMessage]) -> int:
+        """How many messages of ``mine`` stand before what the run added. Not always as many as
+        it started from: a middleware may have exchanged the list for a shorter or a longer one."""
+        count = len(self._front)
+        if count <= len(mine) and (not count or mine[count - 1] is self._front[-1]):
+            return count
+        objects = {id(m) for m in self._front}
+        names = {m.get("id") for m in self._front} - {None}
+        at = len(mine)
+        while at and id(mine[at - 1]) not in objects and mine[at - 1].get("id") not in names:
+            at -= 1
+        return at
 
     # -- what to write --------------------------------------------------------------
 
@@ -138,10 +146,14 @@ class RunTranscript:
         there is nothing to write. Needs :meth:`place` when :attr:`needs_place`."""
         known = self._known
         keep = _common(known.messages, mine)
-        if keep == len(mine) or (self.deferred_cut and len(mine) <= len(self._front)):
+        border = self.border(mine)
+        if keep == len(mine) or (self.deferred_cut and border == len(mine)):
             return None
-        rows = list(mine[keep:])
-        tail = self._stored_forms(rows, first=keep)
+        own = max(keep, border)
+        tail = [
+            *(self._form(m) for m in mine[keep:own]),
+            *(self._produced_form(m) for m in mine[own:]),
+        ]
 
         def settle(numbers: Sequence[int], revision: str) -> None:
             self._known = _Known(
@@ -172,13 +184,14 @@ class RunTranscript:
         :class:`CutAway` says that the question was cut meanwhile. With ``again`` it is sent
         again instead, at the end (stores without an archive, where it was overwritten).
         """
-        produced = list(mine[len(self._front) :])
+        border = self.border(mine)
+        produced = list(mine[border:])
         if self.deferred_cut and not produced:
             return None
         found = _Match(self._known.messages, self._known.numbers, now)
         replaced = self._replacements(mine, found)
-        present = {id(m) for m in mine[: len(self._front)]}
-        front_ids = {m.get("id") for m in mine[: len(self._front)]}
+        present = {id(m) for m in mine[:border]}
+        front_ids = {m.get("id") for m in mine[:border]}
         gone = {
             position
             for message, position in zip(self._known.messages, found.positions, strict=True)
@@ -211,7 +224,7 @@ class RunTranscript:
         keep = _common(now.messages, target)
         if keep == len(target) == len(now.messages):
             return None
-        produced = {id(m) for m in mine[len(self._front) :]}
+        produced = {id(m) for m in mine[self.border(mine) :]}
 
         def settle(numbers: Sequence[int], revision: str) -> None:
             where = {id(m): n for m, n in zip(target[keep:], numbers, strict=False)}
@@ -242,7 +255,7 @@ class RunTranscript:
     def _replacements(self, mine: Sequence[ModelMessage], found: _Match) -> dict[int, ModelMessage]:
         """Positions in the current thread whose message this run holds in a newer form."""
         known = {id(m) for m in self._known.messages}
-        fresh = [m for m in mine[: len(self._front)] if id(m) not in known]
+        fresh = [m for m in mine[: self.border(mine)] if id(m) not in known]
         if not fresh:
             return {}
         places = {
@@ -265,7 +278,7 @@ class RunTranscript:
         posted = {id(m) for m in self._posted} - known
         return [
             m
-            for m in mine[: len(self._front)]
+            for m in mine[: self.border(mine)]
             if id(m) in posted and m.get("id") not in found.by_id
         ]
 
@@ -322,13 +335,6 @@ class RunTranscript:
         return at
 
     # -- stored forms -----------------------------------------------------------------
-
-    def _stored_forms(self, rows: Sequence[ModelMessage], *, first: int) -> list[ModelMessage]:
-        border = max(0, len(self._front) - first)
-        return [
-            *(self._form(m) for m in rows[:border]),
-            *(self._produced_form(m) for m in rows[border:]),
-        ]
 
     def _form(self, message: ModelMessage) -> ModelMessage:
         kept = self._forms.get(id(message))

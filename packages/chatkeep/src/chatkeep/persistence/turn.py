@@ -229,7 +229,7 @@ class Turn:
     def next_call(self, ctx: ChatContext) -> None:
         """A model call is about to begin."""
         if self._drafts is not None:
-            self._drafts.reset(len(ctx.messages) - len(self._transcript.front))
+            self._drafts.reset(len(ctx.messages) - self._transcript.border(ctx.messages))
 
     def observe(self, ctx: ChatContext, event: Event) -> None:
         """An event is about to be published: perhaps a draft is due."""
@@ -437,7 +437,7 @@ class Turn:
     ) -> list[ModelMessage]:
         """The transcript of a run that did not finish: its finished model turns, since their
         tools have had effects, and what a draft kept. A regenerate leaves the old answer."""
-        front = ctx.messages[: len(self._transcript.front)]
+        front = ctx.messages[: self._transcript.border(ctx.messages)]
         if self._transcript.deferred_cut:
             return front
         produced = self._transcript.produced(ctx.messages)
