@@ -10,7 +10,8 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from chatkeep.errors import CompositionError, InvalidValue
+from chatkeep._checks import check_limit
+from chatkeep.errors import CompositionError
 from chatkeep.records import ModelMessage, ThreadInfo
 from chatkeep.rules import CHILD_PREFIX, decode_cursor, encode_cursor
 from chatkeep.scope import check_id
@@ -44,7 +45,7 @@ __all__ = [
 _EVERYTHING = ViewQuery(
     messages="bodies", runs="all", interrupts="all", activities=True, drafts=True
 )
-_FOREVER = 2**62
+_FOREVER = 2**53 - 1
 """Later than any cut (epoch ms)."""
 
 _LIST_PAGE = 200
@@ -161,8 +162,7 @@ async def _delete_foreign(key: StoreKey, store: Any, thread_id: str) -> bool:
 
 async def list_threads(bag: Bag, *, limit: int, cursor: str | None, children: bool) -> ThreadList:
     """See :meth:`chatkeep.backends.Persistence.list_threads`."""
-    if limit < 1:
-        raise InvalidValue("limit", "must be at least 1")
+    check_limit(limit)
     backends = distinct_backends(bag)
     if not backends:
         raise CompositionError("no backend of this persistence can list threads")

@@ -27,6 +27,15 @@ from typing import Any, ClassVar, Self, TypeVar
 from urllib.parse import urlsplit
 
 from chatkeep._bag import Persistence, Stores
+from chatkeep._checks import (
+    check_commit,
+    check_integer,
+    check_limit,
+    check_metadata_key,
+    check_query,
+    check_revision,
+    check_token,
+)
 from chatkeep._facade import build_stores
 from chatkeep._saved import Fingerprints
 from chatkeep.codec import JsonValue
@@ -34,17 +43,15 @@ from chatkeep.errors import (
     BackendUnavailable,
     ChatkeepError,
     CompositionError,
-    InterruptConflict,
     InvalidValue,
     MissingExtra,
     StoreClosed,
 )
-from chatkeep.records import CutRecord, ModelMessage, RunPatch, RunRecord
+from chatkeep.records import CutRecord, ModelMessage, RunRecord
 from chatkeep.rules import ANY_REVISION, check_transition, new_commit_id, new_revision
 from chatkeep.scope import EMPTY_SCOPE, Scope, check_id
 from chatkeep.stores import (
     LostRun,
-    RunStart,
     ThreadList,
     ThreadView,
     TurnCommit,
@@ -163,16 +170,13 @@ class Backend(abc.ABC):
     async def read_view(self, thread_id: str, query: ViewQuery) -> ThreadView:
         """See :class:`chatkeep.stores.TurnBackend`."""
         check_id(thread_id, "thread_id")
-        if query.run_id is not None:
-            check_id(query.run_id, "run_id")
-        if query.limit is not None and query.limit < 1:
-            raise InvalidValue("limit", "must be at least 1")
+        check_query(query)
         return await self._call(lambda: self._read_view(thread_id, query))
 
     async def commit_turn(self, commit: TurnCommit) -> TurnReceipt:
         """See :class:`chatkeep.stores.TurnBackend`. Sent again, with the same commit id,
         when the backend was unavailable."""
-        _check_commit(commit)
+        check_commit(commit)
         return await self._call(lambda: self._commit_turn(commit), retries=self.commit_retries)
 
     async def save_draft(
@@ -186,6 +190,7 @@ class Backend(abc.ABC):
         """See :class:`chatkeep.stores.TurnBackend`."""
         check_id(thread_id, "thread_id")
         check_id(run_id, "run_id")
+        check_token(lease_token, "lease_token")
         await self._call(lambda: self._save_draft(thread_id, run_id, messages, lease_token))
 
     async def renew_lease(
@@ -194,6 +199,8 @@ class Backend(abc.ABC):
         """See :class:`chatkeep.stores.TurnBackend`."""
         check_id(thread_id, "thread_id")
         check_id(run_id, "run_id")
+        check_token(lease_token, "lease_token")
+        check_integer(lease_ms, "lease_ms")
         return await self._call(lambda: self._renew_lease(thread_id, run_id, lease_token, lease_ms))
 
     # -- look-ups -----------------------------------------------------------------
@@ -216,17 +223,20 @@ class Backend(abc.ABC):
         self, *, detached_before: int, limit: int, every_scope: bool = False
     ) -> list[LostRun]:
         """Running runs with ``detached_since <= detached_before``, oldest first."""
+        check_integer(detached_before, "detached_before")
+        check_limit(limit)
         return await self._call(lambda: self._list_reclaimable(detached_before, limit, every_scope))
 
     async def list_lost(self, *, limit: int) -> list[LostRun]:
         """Of every scope: ``running`` runs whose lease has run out, oldest first."""
+        check_limit(limit)
         return await self._call(lambda: self._list_lost(limit))
 
     # -- metadata -----------------------------------------------------------------
 
     async def metadata_get(self, namespace: str, key: str) -> VersionedValue | None:
         """Value and revision."""
-        _check_metadata_key(namespace, key)
+        check_metadata_key(namespace, key)
         return await self._call(lambda: self._metadata_get(namespace, key))
 
     async def metadata_put(
@@ -234,18 +244,20 @@ class Backend(abc.ABC):
     ) -> str | None:
         """Write if the revision is ``expected`` (None: absent; :data:`ANY_REVISION`: always).
         The new revision, or None if it was not."""
-        _check_metadata_key(namespace, key)
+        check_metadata_key(namespace, key)
         if value is None:
             raise InvalidValue("value", "null could not be told from absence")
+        check_revision(expected, "expected")
         return await self._call(lambda: self._metadata_put(namespace, key, value, expected))
 
     async def metadata_delete(self, namespace: str, key: str) -> None:
         """Remove; absent is a no-op."""
-        _check_metadata_key(namespace, key)
+        check_metadata_key(namespace, key)
         await self._call(lambda: self._metadata_delete(namespace, key))
 
     async def metadata_of(self, key: str) -> dict[str, JsonValue]:
         """All values under ``key``, by namespace (a thread's metadata)."""
+        check_id(key, "key")
         return await self._call(lambda: self._metadata_of(key))
 
     # -- cuts and threads -----------------------------------------------------------
@@ -258,11 +270,13 @@ class Backend(abc.ABC):
     async def load_cut(self, thread_id: str, cut_id: str) -> list[ModelMessage]:
         """See :class:`chatkeep.stores.CutArchive`."""
         check_id(thread_id, "thread_id")
+        check_revision(cut_id, "cut_id")
         return await self._call(lambda: self._load_cut(thread_id, cut_id))
 
     async def purge_cuts(self, thread_id: str, *, before: int) -> int:
         """See :class:`chatkeep.stores.CutArchive`."""
         check_id(thread_id, "thread_id")
+        check_integer(before, "before")
         return await self._call(lambda: self._purge_cuts(thread_id, before))
 
     async def delete_thread(self, thread_id: str) -> bool:
@@ -273,8 +287,7 @@ class Backend(abc.ABC):
 
     async def list_threads(self, *, limit: int, cursor: str | None, children: bool) -> ThreadList:
         """See :class:`chatkeep.stores.ThreadAdmin`."""
-        if limit < 1:
-            raise InvalidValue("limit", "must be at least 1")
+        check_limit(limit)
         return await self._call(lambda: self._list_threads(limit, cursor, children))
 
     async def erase_messages(self, thread_id: str, message_ids: Sequence[str]) -> int:
@@ -287,11 +300,15 @@ class Backend(abc.ABC):
     async def list_idle(self, *, idle_ms: int, limit: int) -> list[tuple[Scope, str]]:
         """Of every scope: threads not written for ``idle_ms``, oldest first (retention).
         Threads of subagents are left out: they go with their parents."""
+        check_integer(idle_ms, "idle_ms")
+        check_limit(limit)
         return await self._call(lambda: self._list_idle(idle_ms, limit))
 
     async def list_cut_threads(self, *, before: int, limit: int) -> list[tuple[Scope, str]]:
         """Of every scope: threads with a cut made before ``before`` (ms), oldest cut first
         (retention). Threads of subagents are among them."""
+        check_integer(before, "before")
+        check_limit(limit)
         return await self._call(lambda: self._list_cut_threads(before, limit))
 
     # -- primitives -------------------------------------------------------------------
@@ -471,64 +488,6 @@ async def _finish(work: Awaitable[_T]) -> _T:
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.warning("store call failed while its caller was cancelled: %s", error)
         raise
-
-
-def _check_metadata_key(namespace: str, key: str) -> None:
-    check_id(namespace, "namespace")
-    # An empty key is legal upstream; the pair is the identity.
-    if key != "":
-        check_id(key, "key")
-
-
-def _check_commit(commit: TurnCommit) -> None:
-    check_id(commit.commit_id, "commit_id")
-    check_id(commit.thread_id, "thread_id")
-    if commit.run_id is not None:
-        check_id(commit.run_id, "run_id")
-    if isinstance(commit.run, RunStart):
-        check_id(commit.run.run_id, "run_id")
-        if commit.run_id not in (None, commit.run.run_id):
-            raise InvalidValue("commit.run_id", "is not the run that the commit starts")
-        for name in ("parent_run_id", "subagent_run_id", "name"):
-            link = getattr(commit.run, name)
-            if link is not None:
-                check_id(link, name)
-    if isinstance(commit.run, RunPatch) and commit.run_id is None:
-        raise InvalidValue("commit.run_id", "a run patch needs the run's id")
-    if commit.claims and commit.run_id is None:
-        raise InvalidValue("commit.run_id", "claims are taken for a run")
-    if commit.lease_token is not None and commit.run_id is None:
-        raise InvalidValue("commit.run_id", "a lease token needs the run's id")
-    if commit.lease_expired and commit.lease_token is None:
-        raise InvalidValue("commit.lease_token", "an expired lease is named by its token")
-    if commit.splice is not None:
-        if commit.splice.keep_through < 0:
-            raise InvalidValue("splice.keep_through", "must not be negative")
-        if commit.restore is not None:
-            raise InvalidValue("commit.restore", "cannot stand beside a splice")
-    if commit.restore is not None and commit.cut_append is not None:
-        raise InvalidValue("commit.restore", "cannot stand beside a cut append")
-    seen: set[tuple[str, str]] = set()
-    for record in commit.interrupts:
-        check_id(record.interrupt_id, "interrupt_id")
-        check_id(record.run_id, "interrupt.run_id")
-        if record.thread_id != commit.thread_id:
-            raise InvalidValue("interrupt.thread_id", "is not the commit's thread")
-        _once(seen, (record.run_id, record.interrupt_id), "interrupts")
-    asked: set[tuple[str | None, str]] = set()
-    for answer in commit.answers:
-        if (answer.run_id, answer.interrupt_id) in asked:
-            raise InterruptConflict(commit.thread_id, [answer.interrupt_id], "is answered twice")
-        asked.add((answer.run_id, answer.interrupt_id))
-        check_id(answer.interrupt_id, "interrupt_id")
-        if answer.status not in ("resolved", "cancelled"):
-            raise InvalidValue("answer.status", f"cannot be {answer.status!r}")
-
-
-def _once(seen: set[tuple[str, str]], key: tuple[str, str], what: str) -> None:
-    if key in seen:
-        raise InvalidValue(what, f"{key[1]!r} stands there twice")
-    seen.add(key)
 
 
 def open_persistence(url: str, **options: Any) -> Persistence:

@@ -35,6 +35,7 @@ for _name in (
     "commits",
     "concurrency",
     "cuts",
+    "edges",
     "interrupts",
     "leases",
     "maintenance",
@@ -57,6 +58,7 @@ from chatkeep.testkit.conformance._claims import TestClaims  # noqa: E402
 from chatkeep.testkit.conformance._commits import TestCommits  # noqa: E402
 from chatkeep.testkit.conformance._concurrency import TestConcurrency  # noqa: E402
 from chatkeep.testkit.conformance._cuts import TestCutArchive  # noqa: E402
+from chatkeep.testkit.conformance._edges import TestEdges  # noqa: E402
 from chatkeep.testkit.conformance._interrupts import TestBatchCommit, TestInterrupts  # noqa: E402
 from chatkeep.testkit.conformance._leases import TestDrafts, TestLeases  # noqa: E402
 from chatkeep.testkit.conformance._maintenance import TestMaintenance  # noqa: E402
@@ -84,6 +86,7 @@ __all__ = [
     "TestConcurrency",
     "TestCutArchive",
     "TestDrafts",
+    "TestEdges",
     "TestInterrupts",
     "TestLeases",
     "TestMaintenance",
