@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from ag_ui.core import (
     BaseEvent,
+    RunErrorEvent,
     RunFinishedEvent,
     TextMessageContentEvent,
     TextMessageEndEvent,
@@ -18,7 +19,9 @@ from ag_ui.core import (
     ToolCallStartEvent,
 )
 
+from chatkeep.engine import ChatMiddleware
 from chatkeep.engine.adapter import ModelRequest, model_finished
+from chatkeep.engine.middleware import ChatContext
 from chatkeep.errors import CompositionError
 from chatkeep.persistence import hydrate_thread, with_persistence
 from chatkeep.stores import ViewQuery
@@ -132,6 +135,49 @@ async def test_an_unfinished_answer_is_kept_with_its_stop_reason(
     model = kit.Paced(waits=False)
     await lab.turn(kit.user("u2"), adapter=model)
     assert [m["role"] for m in model.requests[0].messages] == ["user", "user"]
+
+
+@pytest.mark.parametrize("snapshots", [True, False])
+@pytest.mark.parametrize("moment", ["on_chunk", "on_interrupt_boundary"])
+@pytest.mark.parametrize("in_front", [True, False])
+async def test_an_answer_that_a_hook_refuses_is_not_kept_not_even_in_part(
+    lab: Any, kit: Any, snapshots: bool, moment: str, in_front: bool
+) -> None:
+    """What the tools did before it stays."""
+
+    class Leaks(Talks):
+        def script(self, request: ModelRequest) -> list[BaseEvent]:
+            if len(self.requests) == 1:
+                return [
+                    *says(request, "Looking up. "),
+                    *calls(request, "get_weather", '{"city":"Paris"}'),
+                    model_finished(request, "tool_calls"),
+                ]
+            return [*says(request, "the secret"), model_finished(request, "stop")]
+
+    class Guard(ChatMiddleware):
+        async def on_chunk(self, ctx: ChatContext, event: BaseEvent) -> None:
+            if moment == "on_chunk" and isinstance(event, RunFinishedEvent):
+                self.judge(ctx)
+
+        async def on_interrupt_boundary(self, ctx: ChatContext, boundary: str) -> None:
+            if moment == "on_interrupt_boundary" and boundary == "afterModel":
+                self.judge(ctx)
+
+        def judge(self, ctx: ChatContext) -> None:
+            if "secret" in ctx.accumulated_content:
+                raise RuntimeError("the answer was rejected")
+
+    keep = lab.middleware(snapshot_streaming=snapshots, snapshot_interval_ms=0)
+    chain = [Guard(), keep] if in_front else [keep, Guard()]
+    events = await lab.turn(kit.user("u1"), adapter=Leaks(), middleware=chain)
+    assert isinstance(kit.terminal(events), RunErrorEvent)
+    assert [m["role"] for m in await lab.stored()] == ["user", "assistant", "tool"]
+    body = await hydrate_thread(lab.persistence, "t1", include_runs=True)
+    exported = await lab.persistence.export_thread("t1")
+    assert "secret" not in f"{body} {exported}"
+    run = await lab.run("r1")
+    assert (run.status, run.error.message) == ("failed", "the answer was rejected")
 
 
 async def test_without_snapshots_an_unfinished_answer_leaves_no_trace(lab: Any, kit: Any) -> None:
