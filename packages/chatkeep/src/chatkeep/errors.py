@@ -63,6 +63,10 @@ RunConflictReason = Literal[
 ]
 
 
+_FAILED = "The server could not do this. Its log says why."
+_UNREACHABLE = "The store cannot be reached at the moment. Try again."
+
+
 class ChatkeepError(Exception):
     """Base of the tree."""
 
@@ -70,9 +74,14 @@ class ChatkeepError(Exception):
 
 
 class StoreError(ChatkeepError):
-    """A store refused the call or failed to carry it out."""
+    """A store refused the call or failed to carry it out.
+
+    ``public`` is what a browser is told instead of the text where that may name hosts, tables
+    or rows; None: the text may be shown.
+    """
 
     code = "store-error"
+    public: ClassVar[str | None] = None
 
 
 class ThreadConflict(StoreError):
@@ -180,6 +189,7 @@ class CorruptRecord(StoreError):
     """A stored row cannot be read back. It is never treated as absent."""
 
     code = "corrupt-record"
+    public = _FAILED
 
     def __init__(self, what: str, reason: str) -> None:
         self.what = what
@@ -195,6 +205,7 @@ class BackendUnavailable(StoreError):
     """
 
     code = "backend-unavailable"
+    public = _UNREACHABLE
 
     def __init__(self, message: str, *, outcome_unknown: bool = False) -> None:
         self.outcome_unknown = outcome_unknown
@@ -205,6 +216,7 @@ class SchemaOutOfDate(StoreError):
     """Tables are missing, or their version is not the one this package reads."""
 
     code = "schema-out-of-date"
+    public = _FAILED
 
     def __init__(self, message: str, *, found: str | None = None, expected: str | None = None):
         self.found = found
@@ -216,6 +228,7 @@ class StoreClosed(StoreError):
     """The persistence was used after ``aclose()``."""
 
     code = "store-closed"
+    public = _UNREACHABLE
 
     def __init__(self, what: str = "this persistence") -> None:
         super().__init__(f"{what} is closed")

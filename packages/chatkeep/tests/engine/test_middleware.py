@@ -41,10 +41,15 @@ from chatkeep.engine import (
 )
 from chatkeep.engine.publish import MAX_WAITING_EMITS
 from chatkeep.errors import (
+    BackendUnavailable,
     ChatkeepError,
     CompositionError,
+    CorruptRecord,
     InterruptResumeError,
     InvalidValue,
+    SchemaOutOfDate,
+    StoreClosed,
+    StoreError,
 )
 from chatkeep.testkit.event_order import check_events
 from chatkeep.testkit.played import PlayedModel, TraceMiddleware, collect
@@ -850,3 +855,23 @@ class AbortError(Exception):
 def test_errors_are_mapped(error: BaseException, message: str, code: str | None) -> None:
     failure = failure_of(error)
     assert (failure.message, failure.code) == (message, code)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        BackendUnavailable("db-7.internal refused user chat"),
+        CorruptRecord("entry 7 of thread t", "db-7.internal"),
+        SchemaOutOfDate("db-7.internal is behind"),
+        StoreClosed("db-7.internal"),
+    ],
+)
+def test_a_browser_is_not_told_what_a_store_says_of_itself(
+    error: StoreError, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Hosts, tables and rows go to the log; the code stays."""
+    failure = failure_of(error)
+    assert failure.message == error.public
+    assert "db-7" not in failure.message
+    assert failure.code == error.code
+    assert "db-7.internal" in caplog.text

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
 from chatkeep.engine.text import whole_text
-from chatkeep.errors import ChatkeepError, InterruptResumeError, ProviderError
+from chatkeep.errors import ChatkeepError, InterruptResumeError, ProviderError, StoreError
 
 __all__ = ["Failure", "failure_of"]
+
+_LOG: Final = logging.getLogger("chatkeep.engine")
 
 _ABORT_SHAPED: Final = frozenset({"AbortError", "APIUserAbortError", "RequestAbortedError"})
 
@@ -29,9 +32,9 @@ def failure_of(error: BaseException) -> Failure:
 
     The code is the error's ``code`` (text, or a finite number), else its numeric ``status`` or
     ``status_code``. An error that says that a request was aborted, by its class name, has code
-    ``aborted``. A group stands for its first error. Text that is no Unicode text (half a
-    surrogate pair, as servers that cut strings send them) is mended, so that every encoder
-    can write the event.
+    ``aborted``. A store's failure is logged; browsers are told of no hosts, tables or rows. A
+    group stands for its first error. Text that is no Unicode text (half a surrogate pair, as
+    servers that cut strings send them) is mended, so that every encoder can write the event.
     """
     if isinstance(error, BaseExceptionGroup):
         group = cast("BaseExceptionGroup[BaseException]", error)
@@ -45,6 +48,9 @@ def failure_of(error: BaseException) -> Failure:
     if isinstance(error, ProviderError):
         code = error.provider_code and whole_text(error.provider_code)
         return Failure(message=message, code=code, raw_event=error.raw_event)
+    if isinstance(error, StoreError) and error.public is not None:
+        _LOG.error("a store failed a run: %s", error, exc_info=error)
+        return Failure(message=error.public, code=error.code)
     if isinstance(error, ChatkeepError):
         return Failure(message=message, code=error.code)
     return Failure(message=message, code=_code(error))
