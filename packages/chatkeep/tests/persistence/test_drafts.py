@@ -376,3 +376,17 @@ def calls(
         ToolCallArgsEvent(tool_call_id="c1", delta=arguments),
         ToolCallEndEvent(tool_call_id="c1"),
     ]
+
+
+async def test_half_a_character_is_in_no_draft(lab: Any, kit: Any) -> None:
+    """The next piece brings the other half: until then neither the draft nor a reload has it."""
+    model = kit.Paced(before=("ok ", "\ud83d"), after=("\ude00", "!"))
+    keep = lab.middleware(snapshot_streaming=True, snapshot_interval_ms=0)
+    task = lab.start(kit.user("u1"), adapter=model, middleware=keep)
+    await model.said.wait()
+    await settled(lab)
+    (draft,) = await drafts(lab)
+    assert draft.messages[0]["content"] == "ok "
+    model.go.set()
+    await task
+    assert await lab.said() == ["user: hello", "assistant: ok \U0001f600!"]

@@ -22,6 +22,7 @@ from ag_ui.core import (
 import chatkeep.persistence.committer as committer
 from chatkeep.engine import chat, define_tool
 from chatkeep.engine.adapter import ModelRequest, model_finished
+from chatkeep.records import RunPatch
 
 pytestmark = pytest.mark.anyio
 
@@ -181,3 +182,41 @@ async def test_a_call_that_a_killed_process_left_open_does_not_block_the_thread(
     assert [m["role"] for m in model.requests[0].messages] == ["user", "assistant", "tool", "user"]
     assert (await lab.stored())[:2] == [kit.user("u1"), open_call]
     assert len(await lab.stored()) == 4
+
+
+async def test_a_stream_that_just_ends_leaves_a_completed_run(lab: Any, kit: Any) -> None:
+    class Breaks(kit.Paced):  # type: ignore[misc]
+        async def stream(self, request: ModelRequest) -> AsyncIterator[BaseEvent]:
+            yield TextMessageStartEvent(message_id=request.message_id)
+            yield TextMessageContentEvent(message_id=request.message_id, delta="ok")
+
+    assert isinstance(
+        kit.terminal(await lab.turn(kit.user("u1"), adapter=Breaks())), RunFinishedEvent
+    )
+    assert (await lab.run("r1")).status == "completed"
+    assert await lab.said() == ["user: hello", "assistant: ok"]
+
+
+async def test_a_run_that_goes_on_under_its_own_id_adds_to_its_usage(lab: Any, kit: Any) -> None:
+    runs = lab.persistence.stores.runs
+    await runs.create_or_resume("r1", "t1", started_at=7, status="interrupted")
+    await runs.update("r1", RunPatch(usage={"promptTokens": 10, "totalTokens": 15}))
+    model = kit.Paced(waits=False, usage={"promptTokens": 7, "totalTokens": 10})
+    await lab.turn(kit.user("u1"), adapter=model, run_id="r1")
+    run = await lab.run("r1")
+    assert (run.status, run.started_at) == ("completed", 7)
+    assert run.usage == {"promptTokens": 17, "totalTokens": 25}
+
+
+@pytest.mark.parametrize("odd", ["x" * 1025, "\U0001f600" * 300, "a\x00b", "a\ud800"])
+@pytest.mark.parametrize("which", ["thread_id", "run_id"])
+async def test_an_id_that_no_store_takes_ends_the_run_before_the_model(
+    lab: Any, kit: Any, odd: str, which: str
+) -> None:
+    model = kit.Paced(waits=False)
+    ids: Any = {"thread_id": "t1", "run_id": "r1", which: odd}
+    stream = chat(adapter=model, messages=[kit.user("u1")], middleware=[lab.middleware()], **ids)
+    end = kit.terminal([event async for event in stream])
+    assert end.code == "invalid-value"
+    assert model.requests == []
+    assert (await lab.persistence.list_threads()).threads == []

@@ -370,3 +370,46 @@ async def test_a_reload_in_the_middle_of_a_finish_never_shows_less_than_the_ques
         seen.add((bool(body["activeRun"]), len(body["messages"])))
         await asyncio.sleep(0)
     assert seen <= {(False, 0), (True, 1), (False, 2)}
+
+
+async def test_an_answered_question_never_comes_back(lab: Any) -> None:
+    """Settled in any order, under any run: a page load shows what still waits, and nothing else."""
+    interrupts = lab.persistence.stores.interrupts
+    for name in ("i1", "i2", "i3"):
+        await interrupts.create(waiting(name, toolCallId=f"c-{name}"))
+    await interrupts.resolve("t1", "i2", {"approved": True})
+    await interrupts.cancel("t1", "i1")
+    body = await hydrate_thread(lab.persistence, "t1")
+    assert [row["id"] for row in body["interrupts"]["pending"]] == ["i3"]
+    await interrupts.resolve("t1", "i3", None)
+    assert (await hydrate_thread(lab.persistence, "t1"))["interrupts"] is None
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {},
+        {"id": 1, "reason": [], "message": {}},
+        {"toolCallId": 5, "metadata": {"kind": 7}, "expiresAt": "never"},
+        {"metadata": "none"},
+    ],
+)
+async def test_a_question_with_a_broken_payload_hides_no_other(
+    lab: Any, kit: Any, broken: dict[str, Any]
+) -> None:
+    """A page load shows both; a post is refused with a code, as by any question that waits."""
+    interrupts = lab.persistence.stores.interrupts
+    await interrupts.create(waiting(toolCallId="c1"))
+    await interrupts.create(
+        InterruptRecord(
+            interrupt_id="i2", run_id="r0", thread_id="t1", requested_at=2, payload=broken
+        )
+    )
+    body = await hydrate_thread(lab.persistence, "t1")
+    good, odd = body["interrupts"]["pending"]
+    assert good["id"] == "i1"
+    assert odd == {**broken, "owner": True}
+    assert kit.terminal(await lab.turn(kit.user("u1"))).code == "unknown-interrupt"
+    await interrupts.cancel("t1", "i2", run_id="r0")
+    body = await hydrate_thread(lab.persistence, "t1")
+    assert [row["id"] for row in body["interrupts"]["pending"]] == ["i1"]

@@ -484,3 +484,48 @@ async def test_a_shortened_transcript_keeps_finished_turns_of_a_failed_run_once(
     assert kit.terminal(events).message == "boom"
     ids = await lab.ids()
     assert len(ids) == len(set(ids))
+
+
+async def test_what_a_middleware_asks_a_model_on_the_side_is_no_part_of_the_turn(
+    lab: Any, kit: Any
+) -> None:
+    """Not stored, not drafted, not shown by a reload; its usage is its own."""
+    from chatkeep.engine import chat
+    from chatkeep.persistence import hydrate_thread
+
+    class Routes(ChatMiddleware):
+        async def on_iteration(self, ctx: ChatContext, iteration: int, message_id: str) -> None:
+            helper = kit.Paced(before=("route: ",), after=("A",), waits=False, usage=USED)
+            events = [e async for e in chat(adapter=helper, messages=ctx.messages)]
+            ctx.emit_custom_event("routed", {"events": len(events)})
+
+    model = kit.Paced(usage=USED)
+    keep = lab.middleware(snapshot_streaming=True, snapshot_interval_ms=0)
+    task = lab.start(kit.user("u1"), adapter=model, middleware=[keep, Routes()])
+    await model.said.wait()
+    shown = await hydrate_thread(lab.persistence, "t1")
+    model.go.set()
+    events = await task
+    assert "route:" not in f"{shown} {await lab.persistence.export_thread('t1')}"
+    assert await lab.said() == ["user: hello", "assistant: one two"]
+    assert (await lab.run("r1")).usage == USED
+    assert [e.name for e in events if e.type is EventType.CUSTOM] == ["routed"]
+
+
+async def test_reasoning_is_stored_once_with_its_signature_and_shown_by_a_reload(
+    lab: Any, kit: Any
+) -> None:
+    from chatkeep.persistence import hydrate_thread
+
+    await lab.turn(kit.user("u1", "SCENARIO:reasoning"))
+    _, answer = await lab.stored()
+    (thought,) = answer["thinking"]
+    body = await hydrate_thread(lab.persistence, "t1")
+    parts = [p for p in body["messages"][1]["parts"] if p["type"] == "thinking"]
+    assert [p["content"] for p in parts] == [thought["content"]]
+    shown = [{k: m[k] for k in ("id", "role", "content")} for m in await lab.stored()]
+    await lab.turn(*shown, kit.user("u2"))
+    assert (await lab.stored())[1] == answer
+
+
+USED = {"promptTokens": 3, "completionTokens": 4, "totalTokens": 7}
