@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from ag_ui.core import RunErrorEvent, RunFinishedEvent
 
+import chatkeep.persistence.committer as committer
+import chatkeep.persistence.foreign as foreign
 from chatkeep.compose import compose_persistence
 from chatkeep.errors import InterruptConflict
 from chatkeep.memory import memory_persistence
@@ -251,3 +253,42 @@ async def test_a_boundary_that_is_sent_again_repeats_nothing(kit: Any) -> None:
     await unit.commit(boundary)
     await unit.commit(boundary)  # the identity is taken by now, but nothing is left to write
     assert boundary.parts() == []
+
+
+class NeverSaves:
+    """A messages store that hangs."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+
+    async def load_thread(self, thread_id: str) -> list[Any]:
+        return []
+
+    async def save_thread(self, thread_id: str, messages: Any) -> None:
+        self.asked.set()
+        await asyncio.Event().wait()
+
+
+async def test_a_store_that_never_answers_holds_nobody_for_ever(
+    kit: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run fails when the call's time is over; a cancelled reader gets away then too."""
+    monkeypatch.setattr(foreign, "ANSWER_SECONDS", 0.02)
+    monkeypatch.setattr(committer, "OUTAGE_PAUSES", (0.0,))
+    store = NeverSaves()
+    persistence = compose_persistence(memory_persistence(), overrides={"messages": store})
+    end = await talk(persistence, kit, kit.user("u1"))
+    assert (end.type, end.code) == ("RUN_ERROR", "backend-unavailable")
+    run = await persistence.stores.runs.get("r1")
+    assert run is not None
+    assert (run.status, run.error.code) == ("failed", "backend-unavailable")
+
+    store.asked.clear()
+    reader = asyncio.create_task(talk(persistence, kit, kit.user("u1"), run_id="r2"))
+    await store.asked.wait()
+    reader.cancel()
+    done, _ = await asyncio.wait({reader}, timeout=10)
+    assert done
+    run = await persistence.stores.runs.get("r2")
+    assert run is not None
+    assert run.status == "aborted"

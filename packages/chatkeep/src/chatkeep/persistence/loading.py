@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from chatkeep.persistence.foreign import load_messages
+from chatkeep.persistence.foreign import answered, load_messages
 from chatkeep.persistence.gate import owned
 from chatkeep.persistence.layout import Layout
 from chatkeep.persistence.paging import Cursor
@@ -161,15 +161,15 @@ class Loader:
             state.rows = Rows(found.messages, found.numbers)
             state.numbered = isinstance(self._layout.messages, RevisionedMessages)
         elif key == "runs" and stores.runs is not None:
-            active = await stores.runs.find_active_run(thread_id)
+            active = await answered(stores.runs.find_active_run(thread_id))
             state.runs = [] if active is None else [active]
             if self._every_run and isinstance(stores.runs, RunHistory):
-                every = await stores.runs.list_by_thread(thread_id)
+                every = await answered(stores.runs.list_by_thread(thread_id))
                 state.runs = [run for run in every if run.terminal] + state.runs
         elif key == "interrupts" and stores.interrupts is not None:
-            state.pending = list(await stores.interrupts.list_pending(thread_id))
+            state.pending = list(await answered(stores.interrupts.list_pending(thread_id)))
         elif key == "activities" and stores.activities is not None:
-            state.activities = list(await stores.activities.load_activities(thread_id))
+            state.activities = list(await answered(stores.activities.load_activities(thread_id)))
 
     async def _find_lost_runs(self, state: ThreadState) -> None:
         """Drafts of runs whose process died are shown too, until a sweep has settled them;

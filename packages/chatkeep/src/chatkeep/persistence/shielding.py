@@ -15,7 +15,8 @@ async def to_the_end(work: Coroutine[Any, Any, _T]) -> _T:
     """Run ``work`` to its end, then deliver a cancellation that came meanwhile.
 
     Chats are cancelled all the time (a closed tab); a boundary of several calls must not stop
-    between two of them. Store calls have timeouts, so the wait is bounded.
+    between two of them. Store calls have timeouts, those of foreign stores too, so the wait is
+    bounded.
     """
     task = asyncio.ensure_future(work)
     cancelled = False

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from chatkeep.errors import CompositionError, RunConflict
 from chatkeep.persistence.boundary import Boundary, Opening, QuestionErased
-from chatkeep.persistence.foreign import load_messages, write_part
+from chatkeep.persistence.foreign import answered, load_messages, write_part
 from chatkeep.persistence.layout import Layout, Part
 from chatkeep.persistence.reading import read_view
 from chatkeep.persistence.reports import Reports
@@ -97,15 +97,15 @@ class UnitOfWork:
             run, foreign = views["runs"].run, views["runs"].foreign_run
             now = views["runs"].now
         elif stores.runs is not None:
-            run = await stores.runs.get(self.run_id)
+            run = await answered(stores.runs.get(self.run_id))
             if run is not None and run.thread_id != self.thread_id:
                 run, foreign = None, True
         pending = views["interrupts"].interrupts if "interrupts" in views else []
         if "interrupts" not in views and stores.interrupts is not None:
-            pending = await stores.interrupts.list_pending(self.thread_id)
+            pending = await answered(stores.interrupts.list_pending(self.thread_id))
         activities = views["activities"].activities if "activities" in views else []
         if "activities" not in views and stores.activities is not None:
-            activities = await stores.activities.load_activities(self.thread_id)
+            activities = await answered(stores.activities.load_activities(self.thread_id))
         return Opening(
             transcript=(
                 _transcript(views["messages"])
@@ -129,9 +129,12 @@ class UnitOfWork:
         return _transcript(await read_view(backend, self.thread_id, query))
 
     async def find_run(self, run_id: str) -> RunRecord | None:
-        """Another run of this thread."""
+        """A run of this thread."""
         runs = self.layout.stores.runs
-        return None if runs is None else await runs.get(run_id, thread_id=self.thread_id)
+        if runs is None:
+            return None
+        call = runs.get(run_id, thread_id=self.thread_id)
+        return await (answered(call) if self.lease_backend is None else call)
 
     async def read_run(self) -> RunRecord | None:
         """This run's record as it is now."""
@@ -139,8 +142,7 @@ class UnitOfWork:
         if backend is not None:
             query = ViewQuery(messages="none", run_id=self.run_id, runs="none", interrupts="none")
             return (await read_view(backend, self.thread_id, query)).run
-        runs = self.layout.stores.runs
-        return None if runs is None else await runs.get(self.run_id, thread_id=self.thread_id)
+        return await self.find_run(self.run_id)
 
     async def cut_of(self, away: CutAway) -> CutAppend:
         """Where the answer to a question that was cut meanwhile belongs.
