@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from chatkeep import errors
 from docs.pages import ROOT, blocks, pages, run_page
 from servers import Database
 
@@ -54,3 +55,18 @@ def test_every_session_that_the_documentation_names_exists() -> None:
     for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]:
         for name in re.findall(r"nox -s ([\w-]+)", page.read_text()):
             assert name.partition("-3.")[0] in sessions, f"{page.name} names {name}"
+
+
+def test_every_error_and_its_code_are_explained() -> None:
+    page = (ROOT / "docs" / "guides" / "errors.md").read_text()
+    for name in errors.__all__:
+        kind = getattr(errors, name)
+        if isinstance(kind, type) and issubclass(kind, errors.ChatkeepError):
+            assert f"`{name}`" in page
+            assert f"`{kind.code}`" in page
+
+
+def test_every_page_of_the_site_is_in_its_navigation() -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text()
+    for page in (ROOT / "docs").glob("**/*.md"):
+        assert f": {page.relative_to(ROOT / 'docs')}\n" in navigation
