@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from chatkeep import Persistence
+from chatkeep import Persistence, open_persistence
 from chatkeep.errors import InterruptConflict, RunConflict, ThreadConflict
 from chatkeep.records import InterruptRecord
 from chatkeep.rules import new_commit_id
@@ -177,3 +177,64 @@ async def test_several_processes_and_tasks_write_one_sqlite_file(
             for task in range(4):
                 found = await persistence.stores.messages.load_thread(f"own {process}-{task}")
                 assert [m["id"] for m in found] == ["14"]
+
+
+ANSWERER = """
+import asyncio
+from chatkeep import open_persistence
+from chatkeep.errors import InterruptConflict
+
+async def main():
+    async with open_persistence(url) as persistence:
+        interrupts, won = persistence.stores.interrupts, []
+        async def answer(number):
+            try:
+                await interrupts.resolve("t", f"i{number}", process, run_id="r")
+            except InterruptConflict:
+                return
+            won.append(number)
+        await asyncio.gather(*(answer(number) for number in range(50)))
+        await persistence.stores.metadata.set("won", process, sorted(won))
+
+gate.wait()
+asyncio.run(main())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param("sqlite", marks=pytest.mark.sqlite),
+        pytest.param("psycopg", marks=pytest.mark.postgres),
+    ],
+)
+async def test_of_processes_that_answer_the_same_questions_one_wins_each(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest, processes: Any
+) -> None:
+    """Fifty questions, three processes: one answer each, and everybody knows whose."""
+    if kind == "sqlite":
+        url = f"sqlite:///{tmp_path / 'answers.db'}"
+    else:
+        url = request.getfixturevalue("postgres_database").url(kind)
+    async with open_persistence(url) as persistence:
+        await persistence.migrate()
+        for number in range(50):
+            await persistence.stores.interrupts.create(
+                InterruptRecord(
+                    interrupt_id=f"i{number}",
+                    run_id="r",
+                    thread_id="t",
+                    requested_at=number,
+                    payload={},
+                )
+            )
+        names = ["approve", "deny", "cancel"]
+        processes(ANSWERER, [{"url": url, "process": name} for name in names])
+        stored = [r.response for r in await persistence.stores.interrupts.list("t")]
+        claimed: list[Any] = [None] * 50
+        for name in names:
+            for number in await persistence.stores.metadata.get("won", name):
+                assert claimed[number] is None
+                claimed[number] = name
+        assert claimed == stored

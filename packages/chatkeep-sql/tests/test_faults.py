@@ -218,3 +218,24 @@ async def test_a_sqlite_file_that_somebody_else_holds_is_unavailable_in_time(
         other.close()
         await persistence.stores.metadata.set("n", "k", 2)
         assert await persistence.stores.metadata.get("n", "k") == 2
+
+
+async def test_a_writer_waits_for_a_file_that_is_held_for_a_second(tmp_path: Any) -> None:
+    """Another process checkpoints, or copies the file: nobody is told that it is locked."""
+    import sqlite3
+
+    async with sqlite_persistence(tmp_path / "a.db") as persistence:
+        await persistence.migrate()
+        other = sqlite3.connect(tmp_path / "a.db", isolation_level=None)
+        other.execute("begin immediate")
+        saves = [
+            asyncio.ensure_future(
+                persistence.stores.messages.save_thread(f"t{n}", [{"id": "m", "role": "user"}])  # type: ignore[list-item]
+            )
+            for n in range(8)
+        ]
+        await asyncio.sleep(1)
+        other.execute("rollback")
+        other.close()
+        await asyncio.gather(*saves)
+        assert len((await persistence.list_threads()).threads) == 8

@@ -284,3 +284,37 @@ async def test_a_file_that_is_no_database_is_corrupt(sqlite_path: Path) -> None:
         with pytest.raises(ChatkeepError) as caught:
             await persistence.stores.messages.load_thread("t")
         assert isinstance(caught.value, CorruptRecord)
+
+
+@pytest.mark.parametrize("body", ["not json", '{"x":1}', '["role"]', '{"role":7}', "null"])
+async def test_a_run_on_a_corrupt_thread_ends_before_the_model_and_changes_no_byte(
+    persistence: Persistence, tools: Any, body: str
+) -> None:
+    """Never read as empty, and so never written over."""
+    from chatkeep.engine import chat
+    from chatkeep.persistence import with_persistence
+    from chatkeep.testkit.played import PlayedModel
+
+    messages: Any = [{"id": f"m{n}", "role": "user", "content": "x"} for n in range(3)]
+    await persistence.stores.messages.save_thread("t", messages)
+    await tools.execute(
+        persistence, "update chatkeep_entries set body = :body where message_id = 'm1'", body=body
+    )
+    model = PlayedModel([])
+    stream = chat(
+        adapter=model,
+        messages=[{"id": "m9", "role": "user", "content": "hi"}],
+        thread_id="t",
+        run_id="r",
+        middleware=[with_persistence(persistence)],
+    )
+    end: Any = [event async for event in stream][-1]
+    assert end.code == "corrupt-record"
+    assert model.requests == []
+    found = await tools.execute(
+        persistence, "select message_id, body from chatkeep_entries order by number"
+    )
+    assert [row[0] for row in found] == ["m0", "m1", "m2"]
+    assert found[1][1] == body
+    with pytest.raises(CorruptRecord, match="'t'"):
+        await persistence.stores.messages.load_thread("t")

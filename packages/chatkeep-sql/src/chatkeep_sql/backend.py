@@ -24,7 +24,7 @@ from chatkeep.stores import (
 )
 from chatkeep_sql import admin, lookups, setup, values
 from chatkeep_sql.commit_plain import commit_plain
-from chatkeep_sql.commit_postgres import commit_postgres, fits_one_statement
+from chatkeep_sql.commit_postgres import Hints, commit_postgres, fits_one_statement
 from chatkeep_sql.encoded import EncodedCommit, encode_commit
 from chatkeep_sql.engine import PostgresRunner, Runner, SqliteRunner
 from chatkeep_sql.errors import may_run_again, sqlstate, translate
@@ -32,6 +32,7 @@ from chatkeep_sql.migrations import REVISIONS
 from chatkeep_sql.program import Program, Rows
 from chatkeep_sql.read_plain import read_plain
 from chatkeep_sql.read_postgres import read_postgres
+from chatkeep_sql.rows import run_key
 from chatkeep_sql.schema import tables_for
 from chatkeep_sql.statements import statements_for
 
@@ -240,12 +241,21 @@ class PostgresBackend(SqlBackend):
     def __init__(self, runner: PostgresRunner, **options: Any) -> None:
         super().__init__(runner, **options)
         self._postgres = runner
+        self._hints = Hints()
+
+    def _clone(self) -> Self:
+        clone = super()._clone()
+        clone._hints = self._hints  # noqa: SLF001  (the same class)
+        return clone
 
     async def _read_view(self, thread_id: str, query: ViewQuery) -> ThreadView:
-        tables = self._sql.t
-        return await self._postgres.single(
-            lambda: read_postgres(tables, self._scope, thread_id, query), again=True
+        view = await self._postgres.single(
+            lambda: read_postgres(self._sql.t, self._scope, thread_id, query), again=True
         )
+        self._hints.saw(view.revision, view.newest)
+        if view.run is not None:
+            self._hints.saw_run(run_key(self._scope, view.run.run_id))
+        return view
 
     async def _commit_turn(self, commit: TurnCommit) -> TurnReceipt:
         encoded = encode_commit(commit, self._scope)
@@ -258,7 +268,7 @@ class PostgresBackend(SqlBackend):
     async def _in_one_statement(self, encoded: EncodedCommit) -> TurnReceipt | None:
         try:
             return await self._postgres.single(
-                lambda: commit_postgres(self._sql.t, encoded), again=False
+                lambda: commit_postgres(self._sql.t, encoded, self._hints), again=False
             )
         except Exception as error:
             if may_run_again(error):

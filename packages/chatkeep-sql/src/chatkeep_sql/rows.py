@@ -296,21 +296,18 @@ def messages_from_bodies(
     """The messages of stored bodies. A body is None where its format is too new.
 
     Raises:
-        CorruptRecord: a body that is no JSON object.
+        CorruptRecord: a body that is no JSON object with a role.
         SchemaOutOfDate: a body that a newer chatkeep wrote.
     """
-    out: list[Any] = []
+    out: list[ModelMessage] = []
     for body, number in zip(bodies, numbers, strict=True):
         if body is None:
             check_format(FORMAT_VERSION + 1, f"message {number} of thread {thread_id!r}")
         try:
-            message = decode(body or "")
+            out.append(decode_message(body or ""))
         except CorruptRecord as error:
             what = f"message {number} of thread {thread_id!r}"
             raise CorruptRecord(what, error.reason) from error
-        if type(message) is not dict:
-            raise CorruptRecord(f"message {number} of thread {thread_id!r}", "is not a JSON object")
-        out.append(message)
     return out
 
 
