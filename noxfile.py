@@ -20,6 +20,7 @@ import nox
 nox.needs_version = ">=2025.2.9"
 nox.options.default_venv_backend = "uv"
 nox.options.error_on_missing_interpreters = True
+nox.options.download_python = "never"
 nox.options.reuse_venv = "yes"
 
 ROOT = Path(__file__).parent
@@ -42,8 +43,6 @@ SUITES = {
 
 def install(session: nox.Session, *groups: str, editable: bool = True) -> None:
     """The workspace's packages and the dependency groups that a session needs."""
-    # No interpreter is ever downloaded: what is missing is a failure that names it.
-    session.env["UV_PYTHON_DOWNLOADS"] = "never"
     wanted = [option for group in groups for option in ("--group", group)]
     session.install(*wanted, *(EDITABLE if editable else ()))
 
@@ -141,7 +140,6 @@ def tests_packaging(session: nox.Session) -> None:
 @nox.session(name="tests-lowest")
 def tests_lowest(session: nox.Session) -> None:
     """The oldest versions of direct dependencies that the packages claim to work with."""
-    session.env["UV_PYTHON_DOWNLOADS"] = "never"
     session.install("--resolution", "lowest-direct", "--group", "test", *EDITABLE)
     # What meets the dependencies; races, crashes and long runs are the other sessions' work.
     where = [
