@@ -14,7 +14,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Final, Literal, NotRequired, Self, TypeAlias
+from typing import Any, Final, Literal, NotRequired, Self
 
 from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model_serializer
 from pydantic import ValidationError as PydanticValidationError
@@ -310,9 +310,6 @@ class ThreadInfo(Record):
     created_at: int
     updated_at: int
     message_count: int
-
-
-_Maybe: TypeAlias = Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
