@@ -550,6 +550,49 @@ def test_a_user_row_whose_text_parts_are_posted_joined_did_not_change() -> None:
     assert merge_messages([stored], [user("u", "ab")]).messages[0] is stored
 
 
+WEATHER = {"type": "text", "content": "Look: ", "lang": "en"}
+PHOTO = {
+    "type": "image",
+    "source": {"type": "url", "value": "https://a.test/p.png", "etag": "7"},
+    "alt": "a cat",
+}
+
+
+@pytest.mark.parametrize(
+    ("stored", "posted"),
+    [
+        ([WEATHER], "Look: "),
+        (
+            [WEATHER, PHOTO],
+            [
+                {"type": "text", "content": "Look: "},
+                {"type": "image", "source": {"type": "url", "value": "https://a.test/p.png"}},
+            ],
+        ),
+    ],
+)
+def test_keys_of_a_part_that_a_client_does_not_know_stay(stored: Any, posted: Any) -> None:
+    thread: list[Any] = [{"id": "u", "role": "user", "content": stored}]
+    merge = merge_messages(thread, [{"id": "u", "role": "user", "content": posted}])
+    assert merge.kind == "continue"
+    assert merge.messages[0] is thread[0]
+
+
+def test_of_an_edited_content_the_parts_that_did_not_change_keep_their_keys() -> None:
+    thread: list[Any] = [{"id": "u", "role": "user", "content": [WEATHER, PHOTO]}]
+    other = {"type": "image", "source": {"type": "url", "value": "https://a.test/q.png"}}
+    post: list[Any] = [
+        {"id": "u", "role": "user", "content": [{"type": "text", "content": "Look: "}, other]}
+    ]
+    assert merge_messages(thread, post).messages[0].get("content") == [WEATHER, other]
+    shorter: list[Any] = [{"id": "u", "role": "user", "content": "Look: "}]
+    assert merge_messages(thread, shorter).messages[0].get("content") == "Look: "
+    annotated: list[Any] = [{"id": "u", "role": "user", "content": [{**WEATHER, "lang": "de"}]}]
+    assert merge_messages(thread, annotated).messages[0].get("content") == [
+        {**WEATHER, "lang": "de"}
+    ]
+
+
 def test_a_stored_result_is_never_changed_by_a_post() -> None:
     stored = [*PAUSED, result("t1", "c1", [{"type": "text", "content": "q"}], error="E", name="f")]
     post = [*lossy(PAUSED), result(None, "c1", "other", createdAt="2027-01-01T00:00:00.000Z")]

@@ -8,7 +8,15 @@ import pytest
 from ag_ui.core import AssistantMessage, RunAgentInput, UserMessage
 
 from chatkeep.errors import InvalidValue
-from chatkeep.messages import ensure_ids, model_to_wire, stable_ids, wire_to_model
+from chatkeep.messages import (
+    ensure_ids,
+    merge_messages,
+    model_to_ui,
+    model_to_wire,
+    provider_view,
+    stable_ids,
+    wire_to_model,
+)
 from chatkeep.records import ActivityRecord
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
@@ -473,6 +481,38 @@ MALFORMED: dict[str, tuple[Any, str]] = {
         [{"role": "activity", "activityType": "s"}],
         "$.messages[0]",
     ),
+    "thinking of a user is text": (
+        [{"role": "user", "content": "", "thinking": "x"}],
+        "$.messages[0].thinking",
+    ),
+    "thinking with an object as text": (
+        [{"role": "assistant", "thinking": [{"content": "a"}, {"content": {}}]}],
+        "$.messages[0].thinking[1].content",
+    ),
+    "thinking with a list as id": (
+        [{"role": "assistant", "thinking": [{"content": "a", "id": []}]}],
+        "$.messages[0].thinking[0].id",
+    ),
+    "structured raw is a number": (
+        [{"role": "assistant", "content": "x", "structuredOutput": {"raw": -1}}],
+        "$.messages[0].structuredOutput.raw",
+    ),
+    "calls of a user without id": (
+        [{"role": "user", "content": "", "toolCalls": [{}]}],
+        "$.messages[0].toolCalls[0].id",
+    ),
+    "signature is a number": (
+        [{"role": "reasoning", "content": "a", "metadata": {"tanstack": {"signature": 1}}}],
+        "$.messages[0]",
+    ),
+    "text of a UI part is a number": (
+        [{"role": "user", "parts": [{"type": "text", "content": 1}]}],
+        "$.messages[0].parts[0].content",
+    ),
+    "state of a UI call is a list": (
+        [{"role": "assistant", "parts": [{"type": "tool-call", "id": "c", "state": []}]}],
+        "$.messages[0].parts[0].state",
+    ),
     "parts are text": ([{"role": "user", "parts": "x"}], "$.messages[0].parts"),
     "part of a UI message without type": (
         [{"role": "assistant", "parts": [{}]}],
@@ -491,6 +531,45 @@ def test_a_malformed_message_is_refused_with_its_path(case: str) -> None:
     with pytest.raises(InvalidValue) as caught:
         wire_to_model(rows, path="$.messages")
     assert caught.value.path == path
+
+
+ODD: list[Any] = [True, -1, 1.5, "x", [], [None], [[]], [{}], {}, {"a": 1}, {"type": "text"}]
+
+
+@pytest.mark.parametrize("odd", ODD, ids=repr)
+@pytest.mark.parametrize(
+    "key",
+    ["structuredOutput", "stopReason", "uiResources", "run", "source", "toolCallMetadata",
+     "toolResult", "createdAt", "status"],
+)  # fmt: skip
+def test_an_odd_bag_never_makes_a_row_that_cannot_be_read(key: str, odd: Any) -> None:
+    """What a client forges under ``metadata.tanstack`` is no such entry: the thread still
+    paints, goes over the wire, and is sent to a model."""
+    structured = {"status": odd, "raw": "x"}
+    bag = {"structuredOutput": structured} if key == "status" else {key: odd}
+    rows = read(
+        {"id": "u", "role": "user", "content": "q", "metadata": {"tanstack": bag}},
+        {"id": "a", "role": "assistant", "content": "x", "toolCalls": [CALL],
+         "thinking": [{"content": "hm"}], "metadata": {"tanstack": bag}},
+        {"id": "t", "role": "tool", "toolCallId": "c1", "content": "r",
+         "metadata": {"tanstack": bag}},
+    )  # fmt: skip
+    assert len(model_to_ui(rows)) == 2
+    assert len(model_to_wire(rows)) == 4
+    assert [r["role"] for r in provider_view(rows, source={})] == ["user", "assistant", "tool"]
+    merge = merge_messages(rows, read({"id": "u2", "role": "user", "content": "next"}))
+    assert merge.kind == "append"
+
+
+@pytest.mark.parametrize("odd", ODD, ids=repr)
+def test_an_odd_structured_part_that_is_stored_already_still_paints(odd: Any) -> None:
+    """Rows of a store of one's own never came through the reader."""
+    row: Any = {"id": "a", "role": "assistant", "content": "x"}
+    row |= {"structuredOutput": {"raw": odd, "status": odd}}
+    (ui,) = model_to_ui([row])
+    assert [p["type"] for p in ui["parts"]][-1:] == ["structured-output"]
+    widget: Any = {"id": "a", "role": "assistant", "content": [{"type": "ui-resource"}]}
+    assert model_to_ui([widget])[0]["parts"] == [{"type": "ui-resource"}]
 
 
 # ------------------------------------------------------------------------------- writing

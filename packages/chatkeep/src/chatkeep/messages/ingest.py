@@ -46,7 +46,7 @@ from chatkeep.scope import check_id
 
 __all__ = ["Inbound", "wire_to_model"]
 
-_STRUCTURED = frozenset({"streaming", "complete", "error"})
+_STRUCTURED = ("streaming", "complete", "error")
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +152,7 @@ class _Reader:
                 self.fail(f".{key}", "must be text")
         if "metadata" in out and not is_row(out["metadata"]):
             self.fail(".metadata", "must be an object")
+        self._known_shapes(out)
         bag = bag_of(out)
         if "createdAt" in out or "createdAt" in bag:
             time = iso_time(out.pop("createdAt", None)) or iso_time(bag.get("createdAt"))
@@ -160,6 +161,37 @@ class _Reader:
             if "createdAt" in bag:
                 put_bag(out, {k: v for k, v in bag.items() if k != "createdAt"})
         return out
+
+    def _known_shapes(self, out: Row) -> None:
+        """Refuse, on rows of any role, what readers of stored rows rely on: a row of another
+        shape would fail every later page load of its thread."""
+        if "thinking" in out:
+            entries = out["thinking"]
+            if not is_list(entries) or not all(is_row(e) for e in entries):
+                self.fail(".thinking", "must be a list of objects")
+            for i, entry in enumerate(cast("list[Row]", entries)):
+                self._texts(entry, ("id", "content", "signature"), f".thinking[{i}]")
+        if "structuredOutput" in out:
+            if not is_row(out["structuredOutput"]):
+                self.fail(".structuredOutput", "must be an object")
+            self._texts(out["structuredOutput"], ("status", "raw"), ".structuredOutput")
+        if "toolCalls" in out:
+            calls = out["toolCalls"]
+            if not is_list(calls):
+                self.fail(".toolCalls", "must be a list")
+            for i, call in enumerate(calls):
+                if not is_row(call):
+                    self.fail(f".toolCalls[{i}]", "must be an object")
+                check_id(call.get("id"), f"{self._path}[{self._index}].toolCalls[{i}].id")
+                function = call.get("function")
+                if not is_row(function) or not isinstance(function.get("name"), str):
+                    self.fail(f".toolCalls[{i}].function", "must be an object with a name")
+                self._texts(function, ("arguments",), f".toolCalls[{i}].function")
+
+    def _texts(self, owner: Row, keys: Sequence[str], where: str) -> None:
+        for key in keys:
+            if not isinstance(owner.get(key), str | None):
+                self.fail(f"{where}.{key}", "must be text")
 
     # ------------------------------------------------------------------------- roles
 
@@ -186,14 +218,10 @@ class _Reader:
         rest = {k: v for k, v in bag.items() if k not in moved}
         by_call = bag.get("toolCallMetadata")
         known: Row = dict(by_call) if is_row(by_call) else {}
-        if "toolCalls" in out:
-            calls = out["toolCalls"]
-            if not is_list(calls):
-                self.fail(".toolCalls", "must be a list")
-            if calls:
-                out["toolCalls"] = [self._call(c, known, i) for i, c in enumerate(calls)]
-            else:
-                del out["toolCalls"]
+        if calls := out.get("toolCalls"):
+            out["toolCalls"] = [self._call(c, known) for c in calls]
+        else:
+            out.pop("toolCalls", None)
         if moved:
             if known:
                 rest["toolCallMetadata"] = known
@@ -201,16 +229,11 @@ class _Reader:
             if structured is not None and "structuredOutput" not in out:
                 out["structuredOutput"] = structured
             put_bag(out, rest)
-        if "structuredOutput" in out and not is_row(out["structuredOutput"]):
-            self.fail(".structuredOutput", "must be an object")
         self._attach_thinking(out)
         return out
 
     def _attach_thinking(self, out: Row) -> None:
-        own = out.get("thinking", [])
-        if not is_list(own) or not all(is_row(e) for e in own):
-            self.fail(".thinking", "must be a list of objects")
-        entries = [*cast("list[Row]", own), *self._thinking]
+        entries = [*cast("list[Row]", out.get("thinking", [])), *self._thinking]
         self._thinking = []
         name = out.get("id")
         if name is not None:
@@ -226,26 +249,19 @@ class _Reader:
         else:
             out.pop("thinking", None)
 
-    def _call(self, call: object, known: Row, index: int) -> Row:
-        where = f".toolCalls[{index}]"
-        if not is_row(call):
-            self.fail(where, "must be an object")
-        name = check_id(call.get("id"), f"{self._path}[{self._index}]{where}.id")
-        function = call.get("function")
-        if not is_row(function) or not isinstance(function.get("name"), str):
-            self.fail(f"{where}.function", "must be an object with a name")
+    @staticmethod
+    def _call(call: Row, known: Row) -> Row:
+        name, function = call["id"], call["function"]
         out = {k: v for k, v in call.items() if v is not None}
         out.setdefault("type", "function")
-        if not isinstance(function.get("arguments", ""), str):
-            self.fail(f"{where}.function.arguments", "must be JSON text")
-        if "arguments" not in function:
+        if function.get("arguments") is None:
             out["function"] = {**function, "arguments": ""}
         if name in known:
             bagged = known.pop(name)
             own = out.get("metadata")
             out["metadata"] = {**own, **bagged} if is_row(own) and is_row(bagged) else bagged
         signature = out.pop("encryptedValue", None)
-        if signature:
+        if signature and isinstance(signature, str):
             metadata = out.get("metadata")
             out["metadata"] = {
                 **(metadata if is_row(metadata) else {}),
@@ -295,6 +311,8 @@ class _Reader:
             self.fail(".content", "must be text")
         bag = bag_of(out)
         signature = out.get("encryptedValue") or bag.get("signature")
+        if not isinstance(signature, str | None):
+            self.fail("", "a signature must be text")
         if "signature" in bag:
             put_bag(entry, {k: v for k, v in bag.items() if k != "signature"})
         entry["content"] = content or ""
@@ -375,9 +393,9 @@ class _Reader:
     @staticmethod
     def _structured(value: object) -> Row | None:
         """The structured-output part of a bag; None when it is not one."""
-        if not is_row(value) or value.get("status") not in _STRUCTURED:
+        if not is_row(value) or not isinstance(value.get("raw"), str):
             return None
-        if not isinstance(value.get("raw"), str):
+        if value.get("status") not in _STRUCTURED:
             return None
         rest = {k: v for k, v in value.items() if k != "type" and v is not None}
         return {"type": "structured-output", **rest}

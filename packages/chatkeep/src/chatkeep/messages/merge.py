@@ -21,7 +21,8 @@ leaves out in the middle stays; a new row between known ones goes to the end.
 carry must not be wiped. The stored row is the truth; from the copy are taken only:
 
 * user and system rows: ``content``, ``name``, the user's own metadata keys and unknown keys, each
-  where the copy has it with another value;
+  where the copy has it with another value (of a part of the content too: one that only lacks
+  keys is the stored part);
 * assistant rows: the user's own metadata keys; the text, unless it is a beginning of the stored
   text (a copy from before the stream ended) or the text a client makes of the stored row (raw of
   a structured part behind the prose). A message in several segments keeps its text;
@@ -437,8 +438,9 @@ def _with_text(content: object, text: str) -> str | list[Row]:
 def _plain_changes(current: Row, copy: Row) -> Row:
     """What a posted user or system row changes, metadata aside."""
     changes: Row = {}
-    if not _same_content(current.get("content"), copy.get("content")):
-        changes["content"] = copy.get("content")
+    content = _with_stored_parts(current.get("content"), copy.get("content"))
+    if not _same_content(current.get("content"), content):
+        changes["content"] = content
     if "name" in copy and copy["name"] != current.get("name"):
         changes["name"] = copy["name"]
     for key, value in copy.items():
@@ -463,6 +465,30 @@ def _own_metadata(current: Row, copy: Row) -> Row | None:
 
 
 _ABSENT: Any = object()
+
+
+def _with_stored_parts(stored: object, posted: object) -> object:
+    """The posted content, with each stored part that it says nothing new about as it is stored:
+    clients drop the keys of a part that they do not know, and join parts that are all text."""
+    if not is_list(stored):
+        return posted
+    parts = cast("list[Row]", stored)
+    if isinstance(posted, str):
+        whole = all(p.get("type") == "text" for p in parts) and text_of(parts) == posted
+        return parts if whole else posted
+    if not is_list(posted):
+        return posted
+    return [
+        parts[i] if i < len(parts) and _within(part, parts[i]) else part
+        for i, part in enumerate(cast("list[Row]", posted))
+    ]
+
+
+def _within(posted: object, stored: object) -> bool:
+    """Whether all that ``posted`` says stands in ``stored`` too."""
+    if is_row(posted) and is_row(stored):
+        return all(key in stored and _within(value, stored[key]) for key, value in posted.items())
+    return posted == stored
 
 
 def _same_content(one: object, other: object) -> bool:

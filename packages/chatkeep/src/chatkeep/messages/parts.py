@@ -48,7 +48,7 @@ Row: TypeAlias = dict[str, Any]
 """A message, wire row or part: a JSON object."""
 
 MEDIA_TYPES: Final = frozenset({"image", "audio", "video", "document"})
-STOP_REASONS: Final = frozenset({"error", "aborted"})
+STOP_REASONS: Final = ("error", "aborted")
 """``metadata.tanstack.stopReason`` of the partial answer of a run that did not finish."""
 
 _EMPTY: Final[Row] = {}

@@ -63,6 +63,14 @@ _CALL = frozenset({"type", "name", "arguments", "state", "input", "output", "app
 _INCLUDED = frozenset(
     {"input-complete", "complete", "approval-requested", "approval-responded", "error"}
 )
+_PART_TEXTS = {
+    "text": ("content",),
+    "thinking": ("id", "content", "signature"),
+    "structured-output": ("status", "raw"),
+    "tool-call": ("id", "name", "arguments", "state"),
+    "tool-result": ("toolCallId", "state", "id", "error"),
+}
+"""Fields of a part that are text if they are there at all."""
 
 
 # ---------------------------------------------------------------------- model to UI
@@ -147,7 +155,7 @@ class _Painter:
             part = _call_part(call)
             parts.append(part)
             self._owners[call["id"]] = (ui, part)
-        known = {ui_resource_key(p) for p in parts if p["type"] == "ui-resource"}
+        known = {ui_resource_key(p) for p in parts if ui_resource_part(p) is p}
         for widget in ui_resources_of(message):
             if ui_resource_key(widget) not in known:
                 known.add(ui_resource_key(widget))
@@ -218,7 +226,9 @@ def _body_parts(message: Row) -> list[Row]:
         if is_list(content):
             return list(cast("list[Row]", content))
         return [{"type": "text", "content": content}] if content else []
-    raw = structured.get("raw") or ""
+    raw = structured.get("raw")
+    if not isinstance(raw, str):
+        raw = ""
     parts: list[Row] = []
     if is_list(content):
         parts.extend(p for p in cast("list[Row]", content) if p.get("content") != raw)
@@ -302,6 +312,8 @@ def ui_to_model(ui: Sequence[Mapping[str, Any]]) -> list[ModelMessage]:
         if role == "activity":
             continue
         rows = cast("list[Row]", parts)
+        for place, part in enumerate(rows):
+            _check_part(part, f"{where}.parts[{place}]")
         if role == "assistant":
             out.extend(_Walker(dict(message), where).walk(rows))
         elif role in ("user", "system"):
@@ -309,6 +321,15 @@ def ui_to_model(ui: Sequence[Mapping[str, Any]]) -> list[ModelMessage]:
         else:
             raise InvalidValue(f"{where}.role", f"must be user, assistant, system, not {role!r}")
     return cast("list[ModelMessage]", out)
+
+
+def _check_part(part: Row, where: str) -> None:
+    kind = part.get("type")
+    for key in _PART_TEXTS.get(kind, ()) if isinstance(kind, str) else ():
+        if not isinstance(part.get(key), str | None):
+            raise InvalidValue(f"{where}.{key}", "must be text")
+    if kind == "text" and part.get("content", "") is None:
+        raise InvalidValue(f"{where}.content", "must be text")
 
 
 def _from_plain(message: Row, parts: Sequence[Row]) -> Row:
