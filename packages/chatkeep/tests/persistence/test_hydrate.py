@@ -289,7 +289,9 @@ async def test_cursors_survive_new_turns_and_cuts(lab: Any, kit: Any) -> None:
     assert older["page"] == {"truncated": False}
 
 
-@pytest.mark.parametrize("garbage", ["", "msg-1", "-3", "1e9", "9" * 40, "0", "\x00", "1.x"])
+@pytest.mark.parametrize(
+    "garbage", ["", "msg-1", "-3", "1e9", "9" * 40, "9" * 18, "0", "\x00", "1.x"]
+)
 async def test_a_cursor_that_is_none_is_an_empty_last_page(
     lab: Any, kit: Any, garbage: str
 ) -> None:

@@ -51,7 +51,7 @@ class Cursor:
     def parse(cls, text: str) -> Cursor | None:
         """The cursor; None for a text that is none of ours."""
         match = _CURSOR.fullmatch(text)
-        if match is None:
+        if match is None or int(match[1]) > MAX_INTEGER:
             return None
         return cls(int(match[1]), int(match[2] or 0))
 
