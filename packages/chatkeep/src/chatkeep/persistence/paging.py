@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from chatkeep._checks import MAX_INTEGER
 from chatkeep.messages import interleave_activities, model_to_ui
 from chatkeep.records import ActivityRecord, ModelMessage
 
