@@ -19,6 +19,7 @@ from chatkeep.records import (
     RunRecord,
     is_run_status,
 )
+from chatkeep.rules import decode_message
 from chatkeep.scope import Scope, key_digest
 from chatkeep.stores import RunStart
 

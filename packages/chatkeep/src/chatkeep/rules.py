@@ -28,7 +28,7 @@ import orjson
 from pydantic import ValidationError
 
 from chatkeep.codec import decode, digest, encode
-from chatkeep.errors import InterruptConflict, InvalidValue, RunConflict
+from chatkeep.errors import CorruptRecord, InterruptConflict, InvalidValue, RunConflict
 from chatkeep.records import (
     InterruptRecord,
     Lease,
@@ -115,7 +115,8 @@ def encode_messages(messages: Sequence[ModelMessage], what: str = "messages") ->
     """The entries for ``messages``. An empty ``id`` counts as none.
 
     Raises:
-        InvalidValue: not an object, an id that may not be one, a value that cannot be stored.
+        InvalidValue: not an object, no role, an id that may not be one, a value that cannot be
+            stored.
     """
     return [_encode_message(message, f"{what}[{i}]") for i, message in enumerate(messages)]
 
@@ -125,6 +126,8 @@ def _encode_message(message: ModelMessage, path: str) -> Entry:
     value = cast("Any", message)
     if not isinstance(value, Mapping):
         raise InvalidValue(path, f"a message is an object, not {type(value).__name__}")
+    if not isinstance(cast("Mapping[str, Any]", value).get("role"), str):
+        raise InvalidValue(f"{path}.role", "a message has a role, which is text")
     message_id = cast("Mapping[str, Any]", value).get("id")
     if message_id is None or message_id == "":
         message_id = None
@@ -138,9 +141,12 @@ def decode_message(body: bytes | str, what: str = "message") -> ModelMessage:
     """The message of a body.
 
     Raises:
-        CorruptRecord: see :func:`chatkeep.codec.decode`.
+        CorruptRecord: no JSON (see :func:`chatkeep.codec.decode`), or no object with a role.
     """
-    return cast("ModelMessage", decode(body, what))
+    message: Any = decode(body, what)
+    if type(message) is not dict or type(cast("Any", message).get("role")) is not str:
+        raise CorruptRecord(what, "is no JSON object with a role")
+    return cast("ModelMessage", message)
 
 
 def split_cut(

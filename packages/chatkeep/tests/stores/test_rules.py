@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chatkeep.errors import InterruptConflict, InvalidValue, RunConflict
+from chatkeep.errors import CorruptRecord, InterruptConflict, InvalidValue, RunConflict
 from chatkeep.records import (
     UNSET,
     InterruptRecord,
@@ -26,6 +26,7 @@ from chatkeep.rules import (
     check_writer,
     claim_interrupt,
     decode_cursor,
+    decode_message,
     encode_cursor,
     encode_messages,
     find_interrupt,
@@ -313,15 +314,22 @@ def test_nothing_is_claimed_that_is_not_pending(record: InterruptRecord | None) 
 
 
 def test_a_message_is_an_object_with_a_storable_id_or_none() -> None:
-    entries = encode_messages([{"id": "m"}, {"id": ""}, {"role": "user"}])
+    rows = [{"id": "m", "role": "user"}, {"id": "", "role": "x"}, {"role": "user"}]
+    entries = encode_messages(rows)  # type: ignore[arg-type]
     assert [entry.message_id for entry in entries] == ["m", None, None]
-    for bad in ({"id": 7}, {"id": "\x00"}, {"id": "x" * 1025}, ["id"], None, "id"):
+    for name in (7, "\x00", "x" * 1025, ["id"]):
+        with pytest.raises(InvalidValue, match=r"messages\[0\].id"):
+            encode_messages([{"id": name, "role": "user"}])  # type: ignore[typeddict-item]
+    for bad in (["id"], None, "id", {}, {"id": "m"}, {"role": None}, {"role": 7}):
         with pytest.raises(InvalidValue, match=r"messages\[0\]"):
             encode_messages([bad])  # type: ignore[list-item]
+    for body in ("{}", '{"role":7}', "[]", '"role"', "null"):
+        with pytest.raises(CorruptRecord):
+            decode_message(body)
 
 
 def test_a_cut_message_whose_id_returns_is_replaced_and_the_rest_is_archived() -> None:
-    tail = encode_messages([{"id": "b", "content": "new"}, {"role": "user"}])
+    tail = encode_messages([{"id": "b", "role": "user", "content": "new"}, {"role": "user"}])
     cut = [(1, "a"), (2, "b"), (3, None)]
     assert split_cut(cut, tail, archive=True) == ([1, 3], [2])
     assert split_cut(cut, tail, archive=False) == ([], [1, 2, 3])

@@ -84,6 +84,18 @@ class TestEdges(ConformanceCase):
         stored: Any = {"role": "tool", "content": _STORED, "toolCallId": _STORED, "error": _STORED}
         assert await messages.load_thread(thread) == [stored, user(_STORED, name=_STORED)]
 
+    @pytest.mark.parametrize("role", [None, 7, ["user"], "absent"])
+    async def test_a_message_without_a_role_is_refused(
+        self, messages: MessageStore, ids: Ids, role: Any
+    ) -> None:
+        """What is stored can be read back as a message, or is corrupt."""
+        thread = ids.thread()
+        await messages.save_thread(thread, [user("a", "m1")])
+        bad: Any = {"id": "m2", "content": "x"} | ({} if role == "absent" else {"role": role})
+        with pytest.raises(InvalidValue, match="role"):
+            await messages.save_thread(thread, [user("b", "m1"), bad])
+        assert await messages.load_thread(thread) == [user("a", "m1")]
+
     @pytest.mark.parametrize("odd", ODD_TEXT)
     async def test_odd_text_names_nothing(self, backend: TurnBackend, ids: Ids, odd: str) -> None:
         """Lease tokens, revisions, cuts and links follow the rules of ids; nothing is written."""
