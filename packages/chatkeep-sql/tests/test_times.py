@@ -56,7 +56,7 @@ async def test_no_zone_shifts_a_time(
             )
             await interrupts.create(record)
         assert [r.requested_at for r in await interrupts.list("t")] == list(GIVEN)
-        await interrupts.resolve("t", "i0", True)
+        await interrupts.resolve("t", "i0", {"approved": True})
         leased = await runs.create_or_resume(
             "leased", "t", started_at=1, lease_token="x", lease_ms=60_000
         )
