@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psycopg
-from sqlalchemy.ext.asyncio import create_async_engine
 
 from bench.contenders import Chatkeep, Contender, Floor
 from bench.measure import written_by_process
@@ -112,11 +111,10 @@ async def postgres() -> AsyncGenerator[Field]:
         bare = RefAsyncpg(database.url(""), _POOL)
         for reference in (*references, bare):
             await reference.open()
-        engines = [
-            create_async_engine(database.url(d), pool_size=_POOL, max_overflow=0)
+        persistences = [
+            postgres_persistence(database.url(d), pool_size=_POOL, max_overflow=0)
             for d in ("psycopg", "asyncpg")
         ]
-        persistences = [postgres_persistence(engine) for engine in engines]
         await persistences[0].migrate()
         yield Field(
             title="PostgreSQL",
@@ -134,8 +132,6 @@ async def postgres() -> AsyncGenerator[Field]:
         )
         for persistence in persistences:
             await persistence.aclose()
-        for engine in engines:
-            await engine.dispose()
         for reference in (*references, bare):
             await reference.close()
 

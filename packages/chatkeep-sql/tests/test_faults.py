@@ -96,13 +96,15 @@ async def test_a_commit_whose_reply_was_lost_is_applied_once(
     """The database answered; nobody heard it; the same commit is sent again and recognised."""
     backend = tools.backend(through_proxy)
     first = await backend.commit_turn(tools.said("t", "a", expected=""))
+    # A driver asks for more than the statement when it meets one for the first time.
+    second = await backend.commit_turn(tools.said("t", "b", keep=1, expected=first.revision))
     proxy.lose_reply(b"SELECT 1")
-    receipt = await backend.commit_turn(tools.said("t", "b", keep=1, expected=first.revision))
+    receipt = await backend.commit_turn(tools.said("t", "c", keep=2, expected=second.revision))
     assert proxy.losses == 1
     assert receipt.replayed
-    assert receipt.numbers == [2]
+    assert receipt.numbers == [3]
     view = await backend.read_view("t", ViewQuery())
-    assert [m["id"] for m in view.messages] == ["a", "b"]
+    assert [m["id"] for m in view.messages] == ["a", "b", "c"]
     assert view.revision == receipt.revision
 
 

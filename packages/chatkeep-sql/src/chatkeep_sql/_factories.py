@@ -57,6 +57,9 @@ def postgres_persistence(
         url, owned = _postgres_url(url_or_engine), True
         options: dict[str, Any] = {"pool_size": pool_size, "max_overflow": max_overflow}
         level = "AUTOCOMMIT"
+        if url.get_driver_name() == "psycopg":
+            # A turn's statements are few and always the same: prepare each when it returns.
+            options["connect_args"] = {"prepare_threshold": 1}
         if pooler:
             options["connect_args"] = _pooler_arguments(url.get_driver_name())
         if pooler and url.get_driver_name() == "asyncpg":

@@ -330,17 +330,16 @@ class _Builder:
         return found
 
     def _head(self) -> list[tuple[str, str]]:
-        newest, numbers = "calc.left_newest", "'-'"
-        if self.shape.tail:
-            newest = f"calc.next_number + {_COUNT} - 1"
-            numbers = f"calc.next_number || '-' || {newest}"
         marks = str(int(self.shape.start == "new"))
         if self.kept != "0":
             marks += " + CASE WHEN calc.kept > 0 THEN 2 ELSE 0 END"
-        line = (
-            "concat_ws(' ', CAST(:mark AS text), calc.version, calc.version - calc.transcript,"
-            f" {newest}, {numbers}, {marks})"
-        )
+        if self.shape.tail:
+            newest = f"calc.next_number + {_COUNT} - 1"
+            rest = f"calc.next_number || '-' || {newest}, {marks}"
+        else:
+            newest = "calc.left_newest"
+            rest = f"'-', {marks}, calc.version - calc.transcript, {newest}"
+        line = f"concat_ws(' ', CAST(:mark AS text), calc.version, {rest})"
         counters = {
             "version": "calc.version",
             "transcript_version": "calc.transcript",

@@ -6,9 +6,9 @@ incarnation, random at birth, so a deleted and recreated thread never repeats on
 named the same way, after the commit that made it.
 
 A remembered commit is one line, newest first: 12 characters that stand for its id, its version,
-how far behind it the transcript's version is, the newest number, the numbers it made live
-(``5-7``, ``2-3,5``, ``-`` for none), and marks (1: a run was created, 2: a cut was made). The head
-is written with every commit, so a line is short.
+the numbers that it made live (``5-7``, ``2-3,5``, ``-`` for none), and marks (1: a run was created,
+2: a cut was made). One that made none live goes on with how far the transcript's version was
+behind, and the newest number. The head is written with every commit, so a line is short.
 """
 
 from __future__ import annotations
@@ -116,21 +116,23 @@ class Head:
             if not line.startswith(mark):
                 continue
             try:
-                version, behind, newest, numbers, marks = line.split(" ")[1:]
-                transcript = int(version) - int(behind)
+                version, ranges, marks, *rest = line.split(" ")[1:]
+                numbers = _numbers(ranges)
+                behind, newest = (int(field) for field in rest or (0, numbers[-1]))
+                transcript = int(version) - behind
                 return TurnReceipt(
                     revision=version_name(transcript, self.incarnation)
                     if transcript
                     else NO_THREAD,
-                    newest=int(newest),
-                    numbers=_numbers(numbers),
+                    newest=newest,
+                    numbers=numbers,
                     created_run=bool(int(marks) & _CREATED_RUN),
                     cut_id=version_name(int(version), self.incarnation)
                     if int(marks) & _MADE_CUT
                     else None,
                     replayed=True,
                 )
-            except ValueError as error:
+            except (ValueError, IndexError) as error:
                 raise CorruptRecord(f"thread {thread_id!r}", f"commit line {line!r}") from error
         return None
 
@@ -138,8 +140,10 @@ class Head:
 def commit_line(mark: str, head: Head, *, numbers: list[int], created_run: bool, cut: bool) -> str:
     """The line by which ``head``, as it is after the commit, remembers it."""
     marks = _CREATED_RUN * created_run + _MADE_CUT * cut
-    behind = head.version - head.transcript_version
-    return f"{mark} {head.version} {behind} {head.newest} {_ranges(numbers)} {marks}"
+    line = f"{mark} {head.version} {_ranges(numbers)} {marks}"
+    if numbers:
+        return line
+    return f"{line} {head.version - head.transcript_version} {head.newest}"
 
 
 _CREATED_RUN, _MADE_CUT = 1, 2
