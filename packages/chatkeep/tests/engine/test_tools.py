@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import threading
-import time
 from typing import Any
 
 import pytest
@@ -210,13 +209,11 @@ async def test_a_browsers_schema_costs_the_server_nothing() -> None:
     """A pattern that takes ages to match is not tried: the browser checks its own tools."""
     evil = {"properties": {"x": {"pattern": "^(a+)+$"}}}
     arguments = '{"x":"' + "a" * 40 + '!"}'
-    began = time.perf_counter()
     run = await batch(
         calls(("c", "cli", arguments)),
         client_tools=[{"name": "cli", "description": "", "parameters": evil}],
     )
     assert "runs in the browser" in run.failed()
-    assert time.perf_counter() - began < 60
 
 
 async def test_tools_of_the_request_are_client_tools_and_the_servers_win() -> None:
@@ -357,10 +354,8 @@ async def test_calls_run_together_and_results_stand_in_call_order() -> None:
 
     slow = define_tool(name="t", execute=wait)
     turn = calls(("a", "t", '{"s":0.06,"n":"first"}'), ("b", "t", '{"s":0.0,"n":"second"}'))
-    began = time.perf_counter()
     run = await batch(turn, slow)
     assert order == ["second", "first"]
-    assert time.perf_counter() - began < 1
     assert [r["content"] for r in run.results] == ["first", "second"]
     assert [row["toolCallId"] for row in run.rows] == ["a", "b"]
 

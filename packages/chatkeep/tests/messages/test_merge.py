@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
@@ -678,6 +677,7 @@ def test_a_row_without_an_id_behind_a_new_one_is_new() -> None:
 # ------------------------------------------------------------------------------------- cost
 
 
+@pytest.mark.timeout(30)  # what grows with the square takes minutes
 def test_a_full_post_of_five_thousand_rows_is_merged_in_one_pass() -> None:
     """Work grows with the number of rows, also when a client reverses them all."""
     stored: list[Any] = []
@@ -689,18 +689,15 @@ def test_a_full_post_of_five_thousand_rows_is_merged_in_one_pass() -> None:
             says(f"b{i}"),
         ]
     post = lossy(stored)
-    started = time.perf_counter()
     assert merge_messages(stored, post).kind == "continue"
     assert len(merge_messages(stored, list(reversed(post))).messages) == len(stored)
     assert len(model_to_ui(stored)) == 3750
-    assert time.perf_counter() - started < 10
 
 
+@pytest.mark.timeout(30)  # what grows with the square takes minutes
 def test_many_results_and_segments_of_one_message_are_merged_in_one_pass() -> None:
     stored: list[Any] = [user("u")]
     for i in range(2500):
         stored += [says("a", f"{i} ", f"c{i}"), result(f"t{i}", f"c{i}")]
-    started = time.perf_counter()
     assert merge_messages(stored, lossy(stored)).kind == "continue"
     assert merge_messages(stored, anonymous(stored)).kind == "continue"
-    assert time.perf_counter() - started < 10
