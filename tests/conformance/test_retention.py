@@ -9,8 +9,11 @@ import pytest
 
 from chatkeep import Persistence, memory_persistence
 from chatkeep.compose import compose_persistence
+from chatkeep.errors import InterruptConflict
+from chatkeep.records import RunPatch
 from chatkeep.scope import Scope
-from chatkeep.testkit.conformance._base import assistant, message_ids, user
+from chatkeep.stores import InterruptAnswer
+from chatkeep.testkit.conformance._base import assistant, interrupt, message_ids, user
 from conformance.columns import fresh  # noqa: F401
 
 pytestmark = pytest.mark.anyio
@@ -38,6 +41,47 @@ async def test_idle_threads_are_deleted_in_every_scope(fresh: Persistence) -> No
     assert await theirs.messages.load_thread("old") == []
     assert await stores.messages.load_thread("new") == [user("c")]
     assert await fresh.maintenance().purge_threads(idle_ms=_IDLE) == []
+
+
+async def test_a_question_that_nobody_answers_keeps_no_thread(fresh: Persistence) -> None:  # noqa: F811
+    """What a dead process left pending stops neither retention nor a delete; list, load and
+    answer agree that it is gone."""
+    stores: Any = fresh.stores
+    for thread in ("idle", "deleted"):
+        await stores.messages.save_thread(thread, [user("a")])
+        await stores.runs.create_or_resume(f"r-{thread}", thread, started_at=1)
+        await stores.runs.update(f"r-{thread}", RunPatch(status="interrupted"))
+        await stores.interrupts.create(interrupt(thread, f"r-{thread}", "i1"))
+    assert await fresh.delete_thread("deleted") is True
+    await asyncio.sleep(2 * _IDLE / 1000)
+    assert await fresh.maintenance().purge_threads(idle_ms=_IDLE) == [(Scope(), "idle")]
+    assert (await fresh.list_threads()).threads == []
+    for thread in ("idle", "deleted"):
+        assert await stores.messages.load_thread(thread) == []
+        assert await stores.interrupts.list_pending(thread) == []
+        assert await stores.runs.get(f"r-{thread}") is None
+        with pytest.raises(InterruptConflict):
+            await stores.interrupts.commit_batch(
+                thread, [InterruptAnswer(interrupt_id="i1", run_id=f"r-{thread}")]
+            )
+    assert (await fresh.list_threads()).threads == []
+
+
+async def test_stale_questions_are_cancelled_together(fresh: Persistence) -> None:  # noqa: F811
+    """A way out for a thread that waits for answers of runs which will never go on."""
+    stores: Any = fresh.stores
+    for number in range(5):
+        await stores.interrupts.create(interrupt("t", f"r{number}", "i"))
+    waiting = await stores.interrupts.list_pending("t")
+    await stores.interrupts.commit_batch(
+        "t",
+        [
+            InterruptAnswer(interrupt_id=r.interrupt_id, run_id=r.run_id, status="cancelled")
+            for r in waiting
+        ],
+    )
+    assert await stores.interrupts.list_pending("t") == []
+    assert {r.status for r in await stores.interrupts.list("t")} == {"cancelled"}
 
 
 async def test_a_thread_with_a_driven_run_is_not_idle(fresh: Persistence) -> None:  # noqa: F811

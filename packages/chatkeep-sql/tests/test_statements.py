@@ -272,22 +272,20 @@ async def test_no_index_covers_an_id(on_postgres: Persistence, tools: Any) -> No
     assert rows == []
 
 
-@pytest.mark.parametrize("kind", ["sqlite", pytest.param("psycopg", marks=pytest.mark.postgres)])
-async def test_a_list_of_threads_reads_no_transcript(opened: Any, tools: Any, kind: str) -> None:
+async def test_a_list_of_threads_reads_no_transcript(on_postgres: Persistence, tools: Any) -> None:
     """One statement a page, over the heads: its cost has nothing to do with what was said."""
-    async with opened(kind) as persistence:
-        for number in range(5):
-            rows: Any = [{"role": "user", "content": "x" * 10_000}] * 20
-            await persistence.stores.messages.save_thread(f"t{number}", rows)
-        for limit, pages in ((2, 3), (50, 1)):
-            shown, cursor = [], None
-            with tools.statements(persistence) as sent:
-                for _ in range(pages):
-                    page = await persistence.list_threads(limit=limit, cursor=cursor)
-                    shown += [(info.thread_id, info.message_count) for info in page.threads]
-                    cursor = page.cursor
-            assert cursor is None
-            assert shown == [(f"t{number}", 20) for number in range(4, -1, -1)]
-            reads = [statement for statement in sent if "chatkeep_" in statement]
-            assert len(reads) == pages
-            assert not [statement for statement in reads if "chatkeep_entries" in statement]
+    for number in range(5):
+        rows: Any = [{"role": "user", "content": "x" * 10_000}] * 20
+        await on_postgres.stores.messages.save_thread(f"t{number}", rows)
+    for limit, pages in ((2, 3), (50, 1)):
+        shown, cursor = [], None
+        with tools.statements(on_postgres) as sent:
+            for _ in range(pages):
+                page = await on_postgres.list_threads(limit=limit, cursor=cursor)
+                shown += [(info.thread_id, info.message_count) for info in page.threads]
+                cursor = page.cursor
+        assert cursor is None
+        assert shown == [(f"t{number}", 20) for number in range(4, -1, -1)]
+        reads = [statement for statement in sent if "chatkeep_" in statement]
+        assert len(reads) == pages
+        assert not [statement for statement in reads if "chatkeep_entries" in statement]

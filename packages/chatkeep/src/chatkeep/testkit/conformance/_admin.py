@@ -251,6 +251,23 @@ class TestThreadAdmin(ConformanceCase):
             assert cursor is not None or len(shown) >= 5
         assert shown[:5] == want
 
+    async def test_a_thread_keeps_the_time_of_its_creation(
+        self, admin: ThreadAdmin, messages: MessageStore, ids: Ids
+    ) -> None:
+        """Saving again and cutting move ``updated_at`` only, and never backwards."""
+        thread = ids.thread()
+        await messages.save_thread(thread, [user("a")])
+        (first,) = [info async for info in _every(admin) if info.thread_id == thread]
+        newest = first.updated_at
+        for rows in ([user("a"), user("b")], [], [user("c")]):
+            await asyncio.sleep(0.003)
+            await messages.save_thread(thread, rows)
+            (info,) = [info async for info in _every(admin) if info.thread_id == thread]
+            assert info.created_at == first.created_at
+            assert info.updated_at >= newest
+            newest = info.updated_at
+        assert newest > first.updated_at
+
     async def test_the_last_page_has_no_cursor(
         self, admin: ThreadAdmin, messages: MessageStore, ids: Ids
     ) -> None:
