@@ -114,7 +114,7 @@ def _text(value: str) -> str:
 
 
 def _normalize(value: Any, path: str, depth: int) -> Any:
-    kind: type[Any] = type(value)
+    kind: type[Any] = type(value)  # pyright: ignore[reportUnknownVariableType]
     if value is None or kind is bool:
         return value
     if kind is str:
