@@ -238,3 +238,22 @@ async def test_of_processes_that_answer_the_same_questions_one_wins_each(
                 assert claimed[number] is None
                 claimed[number] = name
         assert claimed == stored
+
+
+@pytest.mark.sqlite
+async def test_tasks_of_one_database_in_memory_see_their_own(opened: Any) -> None:
+    """One connection serves all: neither its cursors nor its transactions mix."""
+    async with opened("memory") as persistence:
+        messages, runs = persistence.stores.messages, persistence.stores.runs
+
+        async def talk(name: str) -> None:
+            rows: list[Any] = []
+            for number in range(5):
+                rows.append({"id": f"{name}-{number}", "role": "user", "content": name})
+                await messages.save_thread(name, rows)
+                await runs.create_or_resume(f"{name}-{number}", name, started_at=number)
+                assert await messages.load_thread(name) == rows
+                assert len(await runs.list_by_thread(name)) == number + 1
+
+        await asyncio.gather(*(talk(f"t{n}") for n in range(20)))
+        assert len((await persistence.list_threads()).threads) == 20

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import datetime as dt
 import json
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
@@ -258,6 +260,23 @@ async def test_the_row_has_the_streamed_id_text_and_time_of_its_start() -> None:
     assert start["role"] == "assistant"
     assert row["createdAt"].endswith("Z")
     assert row["metadata"]["tanstack"]["source"] == {"provider": "played", "model": "played-1"}
+
+
+async def test_a_slow_answer_has_the_time_at_which_it_began() -> None:
+    """Not that of its end, nor of its storage."""
+
+    async def slow(_: ModelRequest) -> AsyncIterator[Event]:
+        yield TextMessageStartEvent(message_id="m")
+        for delta in "abc":
+            await asyncio.sleep(0.03)
+            yield TextMessageContentEvent(message_id="m", delta=delta)
+        yield done()
+
+    run = await play(slow)
+    began = run.of("TEXT_MESSAGE_START")[0]["timestamp"]
+    created = dt.datetime.fromisoformat(run.assistants()[0]["createdAt"]).timestamp() * 1000
+    assert abs(created - began) < 30
+    assert run.events[-1]["timestamp"] - created > 60
 
 
 async def test_the_adapter_may_use_the_id_it_is_offered() -> None:
