@@ -34,6 +34,7 @@ from chatkeep.engine import (
     define_tool,
     tool,
 )
+from chatkeep.engine.tools import InvalidArguments, client_tools_of_request
 from chatkeep.errors import CompositionError, ToolError
 from chatkeep.testkit.event_order import check_events
 from chatkeep.testkit.played import PlayedModel, TraceMiddleware, collect
@@ -170,6 +171,17 @@ SCHEMA = {
 async def test_raw_json_schemas_validate_inputs(text: str, issue: str) -> None:
     run = await one(returning(1, input_schema=SCHEMA), text)
     assert run.failed().startswith(f"Input validation failed for tool t: {issue}")
+
+
+@pytest.mark.parametrize("text", ['{"x":1' + "0" * 400 + "}", '{"x":1,"y":1}'])
+async def test_a_check_that_breaks_is_a_failed_result(text: str) -> None:
+    """Integers beyond floats and references that are no address break the checker, not the run."""
+    schema = {"properties": {"x": {"multipleOf": 0.1}, "y": {"$id": "http://[", "$ref": "a"}}}
+    run = await one(returning(1, input_schema=schema), text)
+    assert "cannot be checked against the schema" in run.failed()
+    result = {"x": 10**400}
+    run = await one(returning(result, output_schema=schema))
+    assert "cannot be checked against the schema" in run.failed()
 
 
 async def test_unknown_formats_are_ignored() -> None:
@@ -592,6 +604,33 @@ def test_a_broken_schema_is_refused_at_definition() -> None:
         returning(1, input_schema={"type": "nonsense"})
     with pytest.raises(ToolError, match="output_schema of tool t"):
         returning(1, output_schema={"required": "x"})
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [{"$schema": 5}, {"$schema": []}, {"$id": 5}, {"minimum": "x"}, {"pattern": "("}],
+    ids=str,
+)
+def test_a_broken_schema_is_a_short_refusal_whatever_is_broken(schema: Json) -> None:
+    """Also keywords that the checker takes for granted."""
+    with pytest.raises(ToolError, match=r"is not a valid JSON Schema: .") as caught:
+        client_tools_of_request([{"name": "t", "parameters": schema}])
+    assert "\n" not in str(caught.value)
+    long = {"type": "x" * 100_000}
+    with pytest.raises(ToolError) as caught:
+        client_tools_of_request([{"name": "t", "parameters": long}])
+    assert len(str(caught.value)) < 1000
+
+
+def test_schemas_that_json_holds_apart_are_not_confused() -> None:
+    """What was checked before is remembered by its JSON; a schema that is none still works."""
+    for const, fits in ((1, 1), (True, True), ("1", "1"), (1, 1)):
+        tool = define_tool(name="t", input_schema={"const": const}, execute=len)
+        tool.check_input(fits)
+        with pytest.raises(InvalidArguments):
+            tool.check_input("other")
+    odd = {"default": dt.date(2026, 1, 1), "type": "integer"}
+    define_tool(name="t", input_schema=odd, execute=len).check_input(1)
 
 
 def test_execute_takes_arguments_and_maybe_a_context() -> None:

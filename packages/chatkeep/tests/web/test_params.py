@@ -344,6 +344,15 @@ def test_a_body_that_is_no_object(value: Any) -> None:
     assert refused(value).path == "$"
 
 
+def test_tools_are_bounded() -> None:
+    """Their schemas are checked while nobody else is served."""
+    tool = {"name": "x", "description": "d", "parameters": {"type": "object"}}
+    assert len(parse(body(tools=[tool] * 256)).tools) == 256
+    assert refused(body(tools=[tool] * 257)).path == "$.tools"
+    assert refused(body(tools=[{**tool, "description": "x" * (1 << 20)}])).path == "$.tools"
+    assert refused(body(tools=[{**tool, "parameters": {"$schema": 5}}])).path.startswith("$.tools")
+
+
 @pytest.mark.parametrize("seen", ["", "x", "-1", "1.5", "²", "1" * 30])
 def test_a_seen_header_that_is_no_number(seen: str) -> None:
     """A guard that cannot be read is no guard: refused, not ignored."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
+import json
 import typing
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import jsonschema
 import jsonschema.exceptions
@@ -22,9 +24,16 @@ from chatkeep.errors import ToolError
 __all__ = ["Parameters", "SchemaValidator", "output_schema_of", "parameters_of"]
 
 
+_KEPT_SCHEMAS: Final = 256
+_KEPT_TEXT: Final = 1 << 14
+
+
 class SchemaValidator:
     """A compiled JSON Schema. ``$schema`` picks the draft (2020-12 when absent); unknown formats
     and keywords are ignored; references outside the schema are never fetched.
+
+    Small schemas that were checked are remembered: a check costs a millisecond, and browsers send
+    the schemas of all their tools with every post.
 
     Raises:
         ToolError: the schema is no valid JSON Schema. ``what`` names it in the message.
@@ -34,13 +43,18 @@ class SchemaValidator:
 
     def __init__(self, schema: Mapping[str, Any], what: str) -> None:
         self.schema = dict(schema)
-        default = jsonschema.Draft202012Validator
-        kind = jsonschema.validators.validator_for(self.schema, default=default)
         try:
-            kind.check_schema(self.schema)
-        except (jsonschema.exceptions.SchemaError, RecursionError) as error:
-            raise ToolError(f"{what} is not a valid JSON Schema: {error}") from error
-        self._validator = kind(self.schema, registry=EMPTY_REGISTRY)
+            self._validator = _compiled(self.schema)
+        except jsonschema.exceptions.SchemaError as error:
+            reason = f"{error.json_path}: {error.message}"
+        except RecursionError:
+            reason = "it is nested too deeply"
+        except (ArithmeticError, AttributeError, TypeError, ValueError) as error:
+            # The checker trusts some keywords ($schema, $id) to be what they should be.
+            reason = str(error)
+        else:
+            return
+        raise ToolError(f"{what} is not a valid JSON Schema: {reason[:500]}")
 
     def issue(self, value: Any) -> str | None:
         """What is wrong with ``value``, in one line; None when it fits."""
@@ -50,11 +64,36 @@ class SchemaValidator:
             return f"the schema refers to {problem.ref!r}, which it does not contain"
         except RecursionError:
             return "the value is nested too deeply"
+        except (ArithmeticError, AttributeError, TypeError, ValueError) as problem:
+            # Integers beyond floats, references that are no text: the checker just breaks.
+            return f"the value cannot be checked against the schema: {problem}"
         if not errors:
             return None
         error = min(errors, key=jsonschema.exceptions.relevance)
         place = error.json_path.removeprefix("$").removeprefix(".")
         return f"{place}: {error.message}" if place else str(error.message)
+
+
+def _compiled(schema: dict[str, Any]) -> Any:
+    if not isinstance(schema.get("$schema", ""), str):
+        raise TypeError("$schema must be text")
+    try:
+        text = json.dumps(schema)
+    except (TypeError, ValueError):  # a schema in Python may hold what is no JSON, as a default
+        return _compile(schema)
+    return _compiled_text(text) if len(text) <= _KEPT_TEXT else _compile(schema)
+
+
+@functools.lru_cache(maxsize=_KEPT_SCHEMAS)
+def _compiled_text(text: str) -> Any:
+    return _compile(json.loads(text))
+
+
+def _compile(schema: dict[str, Any]) -> Any:
+    default = jsonschema.Draft202012Validator
+    kind = jsonschema.validators.validator_for(schema, default=default)
+    kind.check_schema(schema)
+    return kind(schema, registry=EMPTY_REGISTRY)
 
 
 def pydantic_issue(error: pydantic.ValidationError) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from ag_ui.core import Context, Tool
 from typing_extensions import TypeIs
 
-from chatkeep.codec import normalize
+from chatkeep.codec import encode, normalize
 from chatkeep.engine.tools import client_tools_of_request
 from chatkeep.errors import BadRequest, CompositionError, InvalidValue, ToolError
 from chatkeep.messages import wire_to_model
@@ -30,6 +30,9 @@ SEEN_HEADER: Final = "x-thread-seen"
 
 _ROLES = frozenset({"user", "assistant", "system", "developer", "tool", "reasoning", "activity"})
 _MAX_SEEN = 2**63
+_MAX_TOOLS = 256
+_MAX_TOOL_BYTES = 1 << 20
+"""Checking a schema costs about a millisecond per kilobyte, in which nobody else is served."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +101,7 @@ def parse_chat_request(
     ``forwardedProps``, ``resume`` and ``parentRunId`` may be absent or null. Unknown keys are
     ignored at the top and kept in messages; ``parts`` of a message are dropped (what counts on
     the wire is ``content``). An assistant's content may be null, a tool's a list of parts.
+    There may be 256 tools, of 1 MiB together.
 
     Args:
         body: the bytes, or the JSON object that they hold.
@@ -122,7 +126,7 @@ def parse_chat_request(
         run_id=run_id,
         parent_run_id=_id(top, "parentRunId", "$") if top.get("parentRunId") is not None else None,
         messages=_messages(rows),
-        tools=_each(top, "tools", _tool),
+        tools=_tools(top),
         context=_each(top, "context", _context),
         state=state if state is UNSET else _plain(state, "$.state"),
         forwarded_props=props,
@@ -194,6 +198,18 @@ def _known() -> str:
 
 
 # ------------------------------------------------------------------------ other fields
+
+
+def _tools(top: Mapping[str, Any]) -> list[Tool]:
+    if top.get("tools") is None:
+        return []
+    given = _list(top, "tools", "$")
+    if len(given) > _MAX_TOOLS:
+        raise BadRequest("$.tools", f"has {len(given)} tools; the limit is {_MAX_TOOLS}")
+    size = len(_encoded(given, "$.tools"))
+    if size > _MAX_TOOL_BYTES:
+        raise BadRequest("$.tools", f"has {size} bytes; the limit is {_MAX_TOOL_BYTES}")
+    return _each(top, "tools", _tool)
 
 
 def _tool(value: Any, path: str) -> Tool:
@@ -289,6 +305,13 @@ def _each(owner: Mapping[str, Any], name: str, read: Callable[[Any, str], Any]) 
     if owner.get(name) is None:
         return []
     return [read(item, f"$.{name}[{i}]") for i, item in enumerate(_list(owner, name, "$"))]
+
+
+def _encoded(value: Any, path: str) -> bytes:
+    try:
+        return encode(value, path)
+    except InvalidValue as error:
+        raise BadRequest(error.path, error.reason) from None
 
 
 def _plain(value: Any, path: str) -> Any:
