@@ -33,6 +33,7 @@ from chatkeep.records import (
     Unset,
 )
 from chatkeep.rules import ANY_REVISION, find_interrupt, new_commit_id
+from chatkeep.scope import check_id
 from chatkeep.stores import (
     ActivitiesWrite,
     AnswerStatus,
@@ -463,6 +464,9 @@ class InterruptsFacade(_Facade):
         self, thread_id: str, interrupt_id: str, *, run_id: str | None = None
     ) -> InterruptRecord | None:
         """See :class:`~chatkeep.stores.InterruptStore`."""
+        check_id(interrupt_id, "interrupt_id")
+        if run_id is not None:
+            check_id(run_id, "run_id")
         records = await self.list(thread_id)
         return find_interrupt(records, InterruptRef(interrupt_id=interrupt_id, run_id=run_id))
 
@@ -476,12 +480,14 @@ class InterruptsFacade(_Facade):
 
     async def list_by_run(self, thread_id: str, run_id: str) -> builtins.list[InterruptRecord]:
         """See :class:`~chatkeep.stores.InterruptStore`."""
+        check_id(run_id, "run_id")
         return [record for record in await self.list(thread_id) if record.run_id == run_id]
 
     async def list_pending_by_run(
         self, thread_id: str, run_id: str
     ) -> builtins.list[InterruptRecord]:
         """See :class:`~chatkeep.stores.InterruptStore`."""
+        check_id(run_id, "run_id")
         return [r for r in await self.list_pending(thread_id) if r.run_id == run_id]
 
     async def commit_batch(self, thread_id: str, answers: Sequence[InterruptAnswer]) -> None:

@@ -293,6 +293,8 @@ class Backend(abc.ABC):
     async def erase_messages(self, thread_id: str, message_ids: Sequence[str]) -> int:
         """See :class:`chatkeep.stores.ThreadAdmin`."""
         check_id(thread_id, "thread_id")
+        for message_id in message_ids:
+            check_id(message_id, "message_id")
         if not message_ids:
             return 0
         return await self._call(lambda: self._erase_messages(thread_id, message_ids))

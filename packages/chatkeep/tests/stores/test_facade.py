@@ -602,3 +602,20 @@ async def test_each_store_names_its_backend(memory: Persistence) -> None:
     assert [store.backend for store in memory.stores.present().values()] == [backend] * 5
     view = await backend.read_view("t", ViewQuery())
     assert not view.exists
+
+
+@pytest.mark.parametrize("name", ["", "a\x00b", "a\ud800", "x" * 1025])
+async def test_no_id_is_taken_for_one_where_something_is_looked_up_or_erased(name: str) -> None:
+    """Else what cannot have been written would read as "not there"."""
+    async with memory_persistence() as persistence:
+        interrupts = persistence.stores.interrupts
+        assert interrupts is not None
+        for call in (
+            interrupts.get("t", name),
+            interrupts.get("t", "i", run_id=name),
+            interrupts.list_by_run("t", name),
+            interrupts.list_pending_by_run("t", name),
+            persistence.erase_messages("t", ["m", name]),
+        ):
+            with pytest.raises(InvalidValue):
+                await call
