@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from chatkeep import Persistence
+from chatkeep.engine import chat
 from chatkeep.errors import InterruptConflict, RunConflict, ThreadConflict
+from chatkeep.persistence import with_persistence
 from chatkeep.records import ActivityRecord, InterruptRecord, RunError, RunPatch
 from chatkeep.rules import new_commit_id
 from chatkeep.stores import (
@@ -20,6 +22,7 @@ from chatkeep.stores import (
     TurnCommit,
     ViewQuery,
 )
+from chatkeep.testkit.scripted import ScriptedModel
 from chatkeep_sql import postgres_persistence
 from servers import Database
 
@@ -161,6 +164,28 @@ async def test_a_turn_is_two_round_trips_on_the_wire(
             await backend.read_view("t", ViewQuery())
             await backend.read_view("t", ViewQuery())
             assert proxy.chunks_sent - trips <= 3
+
+
+async def test_a_chat_turn_is_one_read_and_two_writes(on_postgres: Persistence, tools: Any) -> None:
+    """Over ``chat()`` with persistence, new threads and old ones: three statements in all."""
+    await on_postgres.migrate()
+    await on_postgres.ping()
+    messages: list[Any] = []
+    for number in range(3):
+        messages.append({"id": f"u{number}", "role": "user", "content": "text hello"})
+        with tools.statements(on_postgres) as sent:
+            stream = chat(
+                adapter=ScriptedModel(),
+                messages=list(messages),
+                thread_id="t",
+                run_id=f"r{number}",
+                middleware=[with_persistence(on_postgres)],
+            )
+            events = [event.type.value async for event in stream]
+        assert events[-1] == "RUN_FINISHED"
+        assert len(sent) == 3, sent
+        messages = list(await on_postgres.stores.messages.load_thread("t"))
+        assert len(messages) == 2 * (number + 1)
 
 
 @pytest.mark.parametrize("messages", ["none", "bodies", "numbers", "digests"])

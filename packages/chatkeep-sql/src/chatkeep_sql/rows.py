@@ -193,6 +193,9 @@ def patch_values(patch: RunPatch) -> dict[str, Any] | None:
 
 
 _INTEGER = (int, type(None))
+_RUN_NAMES = {
+    name for field, info in RunRecord.model_fields.items() for name in (field, info.alias or field)
+}
 
 
 def start_values(start: RunStart) -> dict[str, Any] | None:
@@ -200,7 +203,9 @@ def start_values(start: RunStart) -> dict[str, Any] | None:
     # Callers without a type checker send anything.
     status: Any = start.status
     integers = {type(start.started_at), type(start.hide_from)}
-    if start.extra or not is_run_status(status) or not integers.issubset(_INTEGER):
+    if not is_run_status(status) or not integers.issubset(_INTEGER):
+        return None
+    if not _RUN_NAMES.isdisjoint(start.extra) or None in start.extra.values():
         return None
     return {
         "run_id": start.run_id,
@@ -211,7 +216,7 @@ def start_values(start: RunStart) -> dict[str, Any] | None:
         "name": start.name,
         "lease_token": start.lease_token,
         "hide_from": start.hide_from,
-        "extra": None,
+        "extra": _optional(dict(start.extra) or None),
     }
 
 
