@@ -145,6 +145,11 @@ def _sqlite_url(given: str | os.PathLike[str] | URL) -> URL:
         url = _parsed(given)
         if url.drivername not in {"sqlite", "sqlite+aiosqlite"}:
             raise CompositionError(f"not a SQLite URL: {url.drivername}://…")
+        if url.host:
+            raise CompositionError(
+                "a SQLite URL has three slashes before a relative path (sqlite:///chat.db), four "
+                "before an absolute one"
+            )
         return url.set(drivername="sqlite+aiosqlite")
     return URL.create("sqlite+aiosqlite", database=os.fspath(given))
 

@@ -189,7 +189,8 @@ def chat(
         output_schema: asks for structured output. Not supported by this version.
 
     Raises:
-        CompositionError: a capability nobody provides, or a feature of a later version.
+        CompositionError: no model adapter, a capability nobody provides, or a feature of a
+            later version.
         ToolError: two tools of one name, or a tool definition that is wrong.
         InvalidValue: messages that are none.
     """
@@ -197,6 +198,12 @@ def chat(
         raise CompositionError("interrupts=…: this version of chatkeep cannot pause runs")
     if output_schema is not None:
         raise CompositionError("output_schema=…: this version has no structured output")
+    if isinstance(adapter, type) or not isinstance(adapter, ModelAdapter):
+        raise CompositionError(
+            f"not a model adapter: {adapter!r}; give an object with provider, model and stream()"
+        )
+    if isinstance(middleware, ChatMiddleware):
+        raise CompositionError("middleware is a list: middleware=[…]")
     for item in middleware:
         if not isinstance(item, ChatMiddleware):
             raise CompositionError(f"not a middleware: {item!r}; subclass ChatMiddleware")

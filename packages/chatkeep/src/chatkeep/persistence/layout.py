@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, cast
 
 from chatkeep._bag import Persistence, Stores
 from chatkeep.compose import require
+from chatkeep.errors import CompositionError
 from chatkeep.stores import MessageStore, StoreKey, TurnBackend
 
 if TYPE_CHECKING:
@@ -96,8 +97,14 @@ def chat_layout(persistence: Persistence, who: str, *, hydrate: bool = False) ->
     """The layout of ``persistence``.
 
     Raises:
-        CompositionError: no messages store; interrupts without runs (unless only reading).
+        CompositionError: no persistence; no messages store; interrupts without runs (unless
+            only reading).
     """
+    if not isinstance(getattr(persistence, "stores", None), Stores):
+        raise CompositionError(
+            f"{who} needs a persistence, not {type(persistence).__name__}: make one with "
+            "sqlite_persistence(…), memory_persistence() or open_persistence(url)"
+        )
     stores = persistence.stores
     pairs: dict[StoreKey, StoreKey] = {} if hydrate else {"interrupts": "runs"}
     require(persistence, who, stores=["messages"], pairs=pairs)
