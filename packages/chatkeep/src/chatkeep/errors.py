@@ -76,18 +76,19 @@ class ChatkeepError(Exception):
 class StoreError(ChatkeepError):
     """A store refused the call or failed to carry it out.
 
-    ``public`` is what a browser is told instead of the text where that may name hosts, tables
-    or rows; None: the text may be shown.
+    ``public`` is what a browser is told instead of the text, which may name hosts, tables or
+    rows; None: the text may be shown.
     """
 
     code = "store-error"
-    public: ClassVar[str | None] = None
+    public: ClassVar[str | None] = _FAILED
 
 
 class ThreadConflict(StoreError):
     """The thread is at another revision than the caller expected. Nothing was written."""
 
     code = "thread-conflict"
+    public = None
 
     def __init__(
         self,
@@ -129,6 +130,7 @@ class InterruptConflict(StoreError):
     """
 
     code = "interrupt-conflict"
+    public = None
 
     def __init__(
         self,
@@ -150,6 +152,7 @@ class RunConflict(StoreError):
     """A run id that this caller may not start, drive or change. Nothing was written."""
 
     code = "run-conflict"
+    public = None
 
     def __init__(
         self,
@@ -177,6 +180,7 @@ class RecordTooLarge(StoreError):
     """A record above a hard limit of the backend. Sizes are bytes."""
 
     code = "record-too-large"
+    public = None
 
     def __init__(self, what: str, size: int, limit: int) -> None:
         self.what = what
@@ -189,7 +193,6 @@ class CorruptRecord(StoreError):
     """A stored row cannot be read back. It is never treated as absent."""
 
     code = "corrupt-record"
-    public = _FAILED
 
     def __init__(self, what: str, reason: str) -> None:
         self.what = what
@@ -216,7 +219,6 @@ class SchemaOutOfDate(StoreError):
     """Tables are missing, or their version is not the one this package reads."""
 
     code = "schema-out-of-date"
-    public = _FAILED
 
     def __init__(self, message: str, *, found: str | None = None, expected: str | None = None):
         self.found = found

@@ -47,9 +47,12 @@ from chatkeep.errors import (
     CorruptRecord,
     InterruptResumeError,
     InvalidValue,
+    RecordTooLarge,
+    RunConflict,
     SchemaOutOfDate,
     StoreClosed,
     StoreError,
+    ThreadConflict,
 )
 from chatkeep.testkit.event_order import check_events
 from chatkeep.testkit.played import PlayedModel, TraceMiddleware, collect
@@ -864,6 +867,7 @@ def test_errors_are_mapped(error: BaseException, message: str, code: str | None)
         CorruptRecord("entry 7 of thread t", "db-7.internal"),
         SchemaOutOfDate("db-7.internal is behind"),
         StoreClosed("db-7.internal"),
+        StoreError("ReadOnlySqlTransaction on db-7.internal"),
     ],
 )
 def test_a_browser_is_not_told_what_a_store_says_of_itself(
@@ -875,3 +879,9 @@ def test_a_browser_is_not_told_what_a_store_says_of_itself(
     assert "db-7" not in failure.message
     assert failure.code == error.code
     assert "db-7.internal" in caplog.text
+
+
+def test_a_refusal_of_a_store_is_explained_to_the_browser() -> None:
+    """It names what the request named itself."""
+    for error in (ThreadConflict("t"), RunConflict("r", "running"), RecordTooLarge("body", 9, 8)):
+        assert failure_of(error).message == str(error)
