@@ -23,7 +23,7 @@ import importlib.metadata
 import logging
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar, cast
 from urllib.parse import urlsplit
 
 from chatkeep._bag import Persistence, Stores
@@ -500,8 +500,16 @@ def open_persistence(url: str, **options: Any) -> Persistence:
 
     Raises:
         MissingExtra: names the extra that brings the scheme.
-        CompositionError: a scheme that nobody knows.
+        CompositionError: no URL, or a scheme that nobody knows.
     """
+    # What os.environ.get() found may be None. The text may hold a password: it is not repeated.
+    given = cast("object", url)
+    if not isinstance(given, str) or "://" not in given:
+        what = "a text without ://" if isinstance(given, str) else type(given).__name__
+        raise CompositionError(
+            f"no backend for {what}: give a URL, like sqlite:///chat.db or "
+            "postgresql://host/database"
+        )
     scheme = urlsplit(url).scheme.lower()
     found = list(importlib.metadata.entry_points(group="chatkeep.backends", name=scheme))
     if not found:
