@@ -64,7 +64,7 @@ async def run(request: Request) -> Response:
         middleware=[with_persistence(persistence.scoped(user))],
         **params.chat_kwargs(),
     )
-    return sse_response(stream, log=delivery, scope=user)
+    return sse_response(stream, delivery=delivery, scope=user)
 
 
 @app.get("/own/chat")

@@ -97,7 +97,7 @@ async def test_users_of_the_fastapi_app_see_their_own(
 async def test_leaving_the_fastapi_route_of_its_own_stops_nothing(
     serve: Callable[[str, str], ChatServer], http: httpx.AsyncClient
 ) -> None:
-    """``sse_response(stream, log=…)``: the run goes on and is saved without its viewer, and
+    """``sse_response(stream, delivery=…)``: the run goes on and is saved without its viewer, and
     ``watch_response`` shows it to who comes back."""
     server = serve("fastapi_app", "/own/chat")
     headers = {"x-user": "ada"}

@@ -16,10 +16,12 @@ def url(tmp_path: Path) -> str:
 
 @pytest.mark.sqlite
 def test_migrate_creates_what_check_then_finds(
-    url: str, capsys: pytest.CaptureFixture[str]
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["check", url]) == 1
-    assert "chatkeep migrate" in capsys.readouterr().err
+    for command in ("check", "sweep"):
+        assert main([command, url]) == 1
+        assert "chatkeep migrate" in capsys.readouterr().err
+        assert list(tmp_path.iterdir()) == []  # looking makes nothing
     assert main(["migrate", url]) == 0
     assert main(["migrate", url]) == 0
     assert main(["check", url]) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
 from sqlalchemy import text
@@ -224,6 +225,23 @@ class SqliteBackend(SqlBackend):
 
     def __init__(self, runner: SqliteRunner, **options: Any) -> None:
         super().__init__(runner, **options)
+
+    async def _open(self) -> None:
+        if not self._create:
+            self._need_file()
+        await super()._open()
+
+    async def _check_schema(self) -> None:
+        self._need_file()
+        await super()._check_schema()
+
+    def _need_file(self) -> None:
+        """Looking at a store makes nothing; a connection would leave an empty file behind."""
+        name = self._runner.engine.url.database
+        if name and name != ":memory:" and not name.startswith("file:") and not Path(name).exists():
+            raise SchemaOutOfDate(
+                f"there is no file {name!r}: run `chatkeep migrate URL`", expected=REVISIONS[-1]
+            )
 
     async def _read_view(self, thread_id: str, query: ViewQuery) -> ThreadView:
         return await self._read(read_plain, self._scope, thread_id, query)

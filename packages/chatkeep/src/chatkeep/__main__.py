@@ -23,13 +23,21 @@ __all__ = ["main"]
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit status. Errors of ours are one line on standard error."""
     given = _parser().parse_args(arguments)
-    options: dict[str, Any] = {} if given.schema is None else {"schema": given.schema}
+    # Only ``migrate`` makes anything: looking at a store must not create it.
+    looks = given.command != "migrate" and _sql(given.url)
+    options: dict[str, Any] = {"create": False} if looks else {}
+    if given.schema is not None:
+        options["schema"] = given.schema
     try:
         persistence = open_persistence(given.url, **options)
         return asyncio.run(_run(given, persistence))
     except ChatkeepError as error:
         print(f"chatkeep: {error}", file=sys.stderr)
         return 1
+
+
+def _sql(url: str) -> bool:
+    return url.partition(":")[0].partition("+")[0] in {"sqlite", "postgresql", "postgres"}
 
 
 def _parser() -> argparse.ArgumentParser:

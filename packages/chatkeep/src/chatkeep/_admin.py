@@ -278,7 +278,11 @@ async def _export_tree(bag: Bag, thread_id: str, seen: set[str]) -> ThreadExport
     exported = ThreadExport(
         thread_id=thread_id,
         messages=await part(stores.messages, "messages", "load_thread"),
-        runs=await part(stores.runs, "runs", "list_by_thread"),
+        # A lease is a secret of whoever drives the run, and none of the conversation.
+        runs=[
+            run.model_copy(update={"lease": None})
+            for run in await part(stores.runs, "runs", "list_by_thread")
+        ],
         interrupts=await part(stores.interrupts, "interrupts", "list"),
         activities=await part(stores.activities, "activities", "load_activities"),
         metadata=await _metadata_of(bag, thread_id),

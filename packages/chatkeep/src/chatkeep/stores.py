@@ -472,7 +472,8 @@ class ThreadList:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThreadExport:
-    """Everything that is kept of one thread; ``children`` are its subagent threads."""
+    """Everything that is kept of one thread, leases aside; ``children`` are its subagent
+    threads."""
 
     thread_id: str
     messages: list[ModelMessage]

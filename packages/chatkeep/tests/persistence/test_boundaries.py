@@ -224,3 +224,10 @@ async def test_a_run_that_is_stopped_at_any_event_of_its_model_ends_as_aborted(
     assert await lab.said() == ["user: hello", *([f"assistant: {text}"] if text else [])]
     running = [t for t in asyncio.all_tasks() if t.get_name().startswith("chatkeep")]
     assert running == []
+
+
+async def test_a_chat_is_kept_once(lab: Any, kit: Any) -> None:
+    events = await lab.turn(kit.user("u1"), middleware=[lab.middleware(), lab.middleware()])
+    end = kit.terminal(events)
+    assert (end.type, end.code) == ("RUN_ERROR", "composition-error")
+    assert await lab.stored() == []

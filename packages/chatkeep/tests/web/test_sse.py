@@ -43,7 +43,7 @@ async def test_without_a_log_events_have_no_ids() -> None:
 
 async def test_with_a_log_every_event_has_an_id_of_its_own() -> None:
     async with Delivery() as delivery:
-        answer = await request(sse_response(Watched("a", "b"), log=delivery))
+        answer = await request(sse_response(Watched("a", "b"), delivery=delivery))
     assert None not in answer.offsets
     assert len(set(answer.offsets)) == len(answer.offsets) == 5
 
@@ -109,7 +109,7 @@ async def test_with_a_log_leaving_stops_nothing() -> None:
     gate = asyncio.Event()
     stream = Watched("a", gate=gate)
     async with Delivery() as delivery:
-        answer, task = open_request(sse_response(stream, log=delivery))
+        answer, task = open_request(sse_response(stream, delivery=delivery))
         await answer.until(lambda a: b'"a"' in a.body)
         answer.leave.set()
         await task
@@ -123,9 +123,9 @@ async def test_with_a_log_leaving_stops_nothing() -> None:
 async def test_with_a_log_a_second_response_for_the_same_run_is_a_refusal() -> None:
     """The stream has begun, so the refusal is RUN_STARTED and RUN_ERROR with the code."""
     async with Delivery() as delivery:
-        await request(sse_response(Watched(), log=delivery))
+        await request(sse_response(Watched(), delivery=delivery))
         second = Watched()
-        answer = await request(sse_response(second, log=delivery))
+        answer = await request(sse_response(second, delivery=delivery))
     assert answer.types == ["RUN_STARTED", "RUN_ERROR"]
     assert answer.events[-1]["code"] == "run-conflict"
     assert second.end == "never started"

@@ -72,7 +72,7 @@ async def test_with_a_log_leaving_stores_the_whole_run(persistence: Persistence)
     text = 'SCENARIO:slow {"chunks": 10, "delayMs": 5}'
     async with Delivery() as delivery:
         stream = make(persistence, text)
-        answer, task = open_request(sse_response(stream, log=delivery))
+        answer, task = open_request(sse_response(stream, delivery=delivery))
         await answer.until(lambda a: b"w1 " in a.body)
         answer.leave.set()
         await task

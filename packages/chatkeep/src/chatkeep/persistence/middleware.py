@@ -136,7 +136,16 @@ class PersistenceMiddleware(ChatMiddleware):
         )
 
     async def setup(self, ctx: ChatContext) -> None:
-        """Provide the stores; touches none of them."""
+        """Provide the stores; touches none of them.
+
+        Raises:
+            CompositionError: the chat is kept by another ``with_persistence`` already.
+        """
+        if ctx.get(PERSISTENCE, optional=True) is not None:
+            raise CompositionError(
+                "two with_persistence in one chat would drive the same run twice: compose the "
+                "stores with compose_persistence and keep one"
+            )
         ctx.provide(PERSISTENCE, self._persistence)
         ctx.provide(PERSISTENCE_COMPLETION, self._turn(ctx).completion)
         stores = self._layout.stores

@@ -59,30 +59,30 @@ def encode_sse(body: bytes, offset: str | None = None) -> bytes:
 def sse_response(
     stream: AsyncIterator[BaseEvent],
     *,
-    log: Delivery | None = None,
+    delivery: Delivery | None = None,
     scope: Scope = EMPTY_SCOPE,
     abort: AbortSignal | None = None,
     heartbeat: float = HEARTBEAT,
 ) -> Response:
     """The response that streams a chat.
 
-    Without a log the response drives the stream: a client that leaves aborts the run, and the
+    Without a delivery the response drives the stream: a client that leaves aborts the run, and the
     response is over only when the run has been saved as aborted. Events carry no ids, because
     nothing could serve a reconnect.
 
-    With one the stream is driven into the log in a task of its own and the response follows
+    With one the stream is driven into its log in a task of its own and the response follows
     it: a client that leaves only stops watching, and every event has the id to come back to.
 
     Args:
         stream: what :func:`chatkeep.engine.chat` returns, or any iterator of AG-UI events.
-        log: the process's :class:`Delivery`.
-        scope: whose run it is; with a log only.
-        abort: the signal that the stream obeys; with a log only.
+        delivery: the process's :class:`Delivery`.
+        scope: whose run it is; with a delivery only.
+        abort: the signal that the stream obeys; with a delivery only.
         heartbeat: seconds of silence before a comment line is sent.
     """
-    if log is None:
+    if delivery is None:
         return EventStream(_direct(stream), heartbeat=heartbeat)
-    return EventStream(_driven(stream, log, scope, abort), heartbeat=heartbeat)
+    return EventStream(_driven(stream, delivery, scope, abort), heartbeat=heartbeat)
 
 
 def follow_response(
