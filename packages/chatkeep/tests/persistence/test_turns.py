@@ -228,6 +228,7 @@ async def test_a_stale_tab_that_says_what_it_saw_cuts_nothing_it_did_not_see(
 ) -> None:
     await lab.fill(kit.user("u1"), kit.assistant("a1"))
     await lab.turn(kit.user("u2"), seen=2)
+    await asyncio.sleep(0.005)  # a turn of this very millisecond counts as under way
     before = await lab.stored()
     events = await lab.turn(kit.user("u1"), kit.assistant("a1"), kit.user("u3"), seen=2)
     end = kit.terminal(events)
