@@ -128,6 +128,22 @@ async def test_a_stream_that_raises_ends_with_run_error(caplog: pytest.LogCaptur
     assert "hunter2" in caplog.text
 
 
+async def test_a_stream_that_panics_gets_a_terminal() -> None:
+    """Also what is no ``Exception`` ends the run for its viewers."""
+
+    class Panic(BaseException):
+        pass
+
+    async def broken() -> AsyncIterator[BaseEvent]:
+        yield started()
+        raise Panic
+
+    async with Delivery() as delivery:
+        await delivery.start(broken(), key=KEY, thread_id="t")
+        events = await logged(delivery)
+    assert [e["type"] for e in events] == ["RUN_STARTED", "RUN_ERROR"]
+
+
 async def test_an_error_of_ours_keeps_its_code() -> None:
     """The code is the stable part that clients branch on."""
 

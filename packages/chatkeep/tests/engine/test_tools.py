@@ -17,7 +17,7 @@ from ag_ui.core import (
     ToolCallEndEvent,
     ToolCallStartEvent,
 )
-from pydantic import BaseModel
+from pydantic import BaseModel, field_validator
 
 from chatkeep.engine import (
     BeforeToolDecision,
@@ -260,6 +260,63 @@ async def test_an_error_without_text_is_named_by_its_class() -> None:
         raise KeyError
 
     assert (await one(define_tool(name="t", execute=boom))).failed() == "KeyError"
+
+
+class Panic(BaseException):
+    """How extensions in Rust fail."""
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("even its text fails")
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [(SystemExit(2), "SystemExit: 2"), (Panic("p"), "Panic: p"), (Mute(), "Mute")],
+    ids=["exit", "panic", "mute"],
+)
+async def test_whatever_a_tool_raises_is_a_failed_result(
+    error: BaseException, said: str, asynchronous: bool
+) -> None:
+    """A command line parser that exits ends its call, not the server."""
+
+    def boom(_: Any) -> None:
+        raise error
+
+    async def aboom(_: Any) -> None:
+        raise error
+
+    run = await one(define_tool(name="t", execute=aboom if asynchronous else boom))
+    assert run.failed() == said
+
+
+async def test_a_result_that_cannot_be_read_is_a_failed_result() -> None:
+    """Rows of a closed session and the like: reading them runs the tool's own code."""
+
+    class Detached(dict[str, Any]):
+        def items(self) -> Any:
+            raise RuntimeError("the session is closed")
+
+    run = await one(returning(Detached(a=1)))
+    assert "cannot be written as JSON: the session is closed" in run.failed()
+
+
+async def test_a_validator_that_breaks_is_a_failed_result() -> None:
+    class Query(BaseModel):
+        x: int = 0
+
+        @field_validator("x", mode="before")
+        @classmethod
+        def _look_up(cls, value: Any) -> Any:
+            return {}[value]
+
+    def t(query: Query) -> int:
+        return query.x
+
+    run = await one(tool(t), '{"x":7}')
+    assert run.failed() == "Input validation failed for tool t: 7"
 
 
 async def test_a_tool_that_cancels_itself_fails_and_the_run_goes_on() -> None:

@@ -80,6 +80,19 @@ async def test_a_provider_that_reports_an_error_fails_the_run_with_its_code(
     assert found is None
 
 
+class Panic(BaseException):
+    """How extensions in Rust fail: no ``Exception``."""
+
+
+async def test_a_model_that_panics_fails_the_run_and_its_lease_ends(lab: Any, kit: Any) -> None:
+    """It comes out of the stream; the run is recorded as failed, and nobody renews its lease."""
+    with pytest.raises(Panic):
+        await lab.turn(kit.user("u1"), adapter=kit.Paced(waits=False, error=Panic("core")))
+    run = await lab.run("r1")
+    assert (run.status, run.error.message) == ("failed", "Panic: core")
+    assert not [t for t in asyncio.all_tasks() if "lease" in t.get_name()]
+
+
 async def test_a_long_error_text_is_kept(lab: Any, kit: Any) -> None:
     text = "\N{PILE OF POO}\"'" * 25_000
     await lab.turn(kit.user("u1"), adapter=kit.Paced(waits=False, error=RuntimeError(text)))

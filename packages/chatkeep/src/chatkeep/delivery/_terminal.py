@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator
@@ -65,7 +66,9 @@ async def with_terminal(
                 return
             ended = is_terminal(event)
             yield event
-    except Exception as error:  # noqa: BLE001 - whatever the source raises ends the run, visibly
+    except (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # noqa: BLE001 - whatever the source raises ends the run, visibly
         _log.exception("the stream of run %r failed", run_id)
         if not ended:
             code = error.code if isinstance(error, ChatkeepError) else "internal"

@@ -10,7 +10,7 @@ from typing import Any, Final, cast
 from chatkeep.engine.text import whole_text
 from chatkeep.errors import ChatkeepError, InterruptResumeError, ProviderError, StoreError
 
-__all__ = ["Failure", "failure_of"]
+__all__ = ["Failure", "error_text", "failure_of"]
 
 _LOG: Final = logging.getLogger("chatkeep.engine")
 
@@ -41,7 +41,7 @@ def failure_of(error: BaseException) -> Failure:
         return failure_of(group.exceptions[0])
     if any(kind.__name__ in _ABORT_SHAPED for kind in type(error).__mro__):
         return Failure(message="request aborted", code="aborted")
-    message = whole_text(str(error)) or type(error).__name__
+    message = error_text(error)
     if isinstance(error, InterruptResumeError):
         details = {"interruptErrors": list(error.errors)}
         return Failure(message=message, code=error.first_code, details=details)
@@ -54,6 +54,15 @@ def failure_of(error: BaseException) -> Failure:
     if isinstance(error, ChatkeepError):
         return Failure(message=message, code=error.code)
     return Failure(message=message, code=_code(error))
+
+
+def error_text(error: BaseException) -> str:
+    """What an exception says; its class where it says nothing, or cannot."""
+    try:
+        text = whole_text(str(error))
+    except Exception:  # noqa: BLE001 - an error whose text raises is still the one to report
+        text = ""
+    return text or type(error).__name__
 
 
 def _code(error: BaseException) -> str | None:

@@ -24,7 +24,7 @@ from chatkeep.engine import events
 from chatkeep.engine.abort import CANCEL_REQUESTED, Aborted, AbortSignal, Gate
 from chatkeep.engine.adapter import ModelAdapter, ModelRequest
 from chatkeep.engine.channel import Channel
-from chatkeep.engine.failure import failure_of
+from chatkeep.engine.failure import error_text, failure_of
 from chatkeep.engine.hooks import Hooks, check_capabilities
 from chatkeep.engine.middleware import (
     AbortInfo,
@@ -184,6 +184,15 @@ class Run:
             if self.signal.aborted:
                 return await self._aborted(self.signal.reason)
             return await self._failed(error)
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            # An extension panicked, somebody called exit: that is not ours to stop, but the run
+            # ends too, or its lease would be renewed for ever.
+            wrapped = RuntimeError(f"{type(error).__name__}: {error_text(error)}")
+            wrapped.__cause__ = error
+            await self._failed(wrapped)
+            raise
         return await self._finished(reason)
 
     async def _turns(self) -> FinishReason | None:

@@ -18,11 +18,10 @@ import anyio
 
 from chatkeep.engine.calls import Call, compact, result_content
 from chatkeep.engine.events import custom
-from chatkeep.engine.failure import failure_of
+from chatkeep.engine.failure import error_text, failure_of
 from chatkeep.engine.middleware import BeforeToolDecision, ToolCallInfo, ToolOutcome
 from chatkeep.engine.runtime import Runtime
-from chatkeep.engine.tools import InvalidArguments, Tool, ToolContext
-from chatkeep.errors import InvalidValue
+from chatkeep.engine.tools import Tool, ToolContext
 from chatkeep.records import ModelMessage
 
 __all__ = ["CANCELLED", "ToolExecution", "ToolPhase"]
@@ -132,8 +131,9 @@ class ToolPhase:
         tool = cast("Tool", planned.tool)
         try:
             tool.check_input(planned.args)
-        except InvalidArguments as error:
-            self._fail(planned, f"Input validation failed for tool {tool.name}: {error}")
+        except Exception as error:  # noqa: BLE001 - validators are the tool's own code
+            why = error_text(error)
+            self._fail(planned, f"Input validation failed for tool {tool.name}: {why}")
             return False
         return True
 
@@ -177,8 +177,14 @@ class ToolPhase:
             if task is not None and task.cancelling():
                 raise
             self._fail(planned, CANCELLED, duration_ms=_since(began))
-        except Exception as error:  # noqa: BLE001 - becomes the call's result
-            self._fail(planned, failure_of(error).message, duration_ms=_since(began))
+        except (KeyboardInterrupt, GeneratorExit):
+            raise
+        except BaseException as error:  # noqa: BLE001 - becomes the call's result
+            # All of them: a command line parser exits, extensions in Rust panic.
+            why = failure_of(error).message
+            if not isinstance(error, Exception):
+                why = f"{type(error).__name__}: {why}"
+            self._fail(planned, why, duration_ms=_since(began))
         else:
             self._succeed(planned, value, duration_ms=_since(began))
         async with self._after:
@@ -219,10 +225,10 @@ class ToolPhase:
         try:
             seen, _ = result_content(value)
             row = self._row(planned, value, failed=False)
-        except InvalidValue as error:
+        except Exception as error:  # noqa: BLE001 - reading a result runs the tool's own code
             self._fail(
                 planned,
-                f"The result of tool {tool.name} cannot be written as JSON: {error}",
+                f"The result of tool {tool.name} cannot be written as JSON: {error_text(error)}",
                 duration_ms=duration_ms,
             )
             return

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from ag_ui.core import RunFinishedEvent, RunFinishedInterruptOutcome
 
+from chatkeep.engine.failure import error_text
 from chatkeep.engine.middleware import (
     AbortInfo,
     ChatConfig,
@@ -264,7 +265,7 @@ class Turn:
             raise
         except Exception as error:
             self._reports.failure("finish", error, run_id=self._run_id)
-            failure = RunError(message=str(error) or type(error).__name__, code=_code(error))
+            failure = RunError(message=error_text(error), code=_code(error))
             await self._end_badly(ctx, "failed", failure, phase="finish")
             if not (isinstance(error, BackendUnavailable) and await self._completed()):
                 self.completion.settle("failed", error)
