@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import cache
 from typing import Any, Final, Protocol, TypeAlias, cast
 
 from typing_extensions import get_protocol_members
@@ -65,6 +66,12 @@ STORE_TIERS: Final[Mapping[StoreKey, tuple[type, ...]]] = {
 }
 """What a store under each key may have on top, each tier whole or absent."""
 
+_OF_BACKENDS: Final = frozenset(
+    {"lease_token", "lease_ms", "status", "subagent_run_id", "name", "extra", "archive"}
+)
+"""Options of the contract that a store of your own is never given: leases need the clock of a
+backend, the rest is passed by its callers only."""
+
 
 class _HasStores(Protocol):
     """Anything with stores and the backends behind them."""
@@ -90,7 +97,8 @@ def compose_persistence(
 
     Raises:
         CompositionError: an unknown key (named, with whether it is a store or an override),
-            a store that is not whole (its missing method is named).
+            a class in place of a store, a store that is not whole or has a method that cannot
+            be called as the contract says (the method is named).
     """
     stores = base.stores if isinstance(base, Persistence) else Stores.of(base)
     given = dict(overrides or {})
@@ -134,12 +142,18 @@ def _check_keys(keys: Mapping[str, Any], what: str) -> None:
 
 
 def _check_store(key: StoreKey, store: object) -> None:
-    """A store has every method of its protocol, and of each tier all or none."""
+    """A store is an object with every method of its protocol, and of each tier all or none;
+    its methods are async, and take what they will be called with."""
     what = f"the {key} store ({store_name(store)})"
-    for name in sorted(get_protocol_members(STORE_PROTOCOLS[key])):
+    if isinstance(store, type):
+        raise CompositionError(
+            f"the {key} store is the class {store.__name__}: give an instance, {store.__name__}(…)"
+        )
+    protocol = STORE_PROTOCOLS[key]
+    for name in sorted(get_protocol_members(protocol)):
         if not callable(getattr(store, name, None)):
             raise CompositionError(f"{what} has no method {name}(): a store is whole")
-        _check_async(getattr(store, name), f"{name}() of {what}")
+        _check_method(store, protocol, name, what)
     for tier in STORE_TIERS[key]:
         members = sorted(get_protocol_members(tier))
         there = [name for name in members if callable(getattr(store, name, None))]
@@ -150,7 +164,43 @@ def _check_store(key: StoreKey, store: object) -> None:
                 f"{tier.__name__} is whole or absent"
             )
         for name in there:
-            _check_async(getattr(store, name), f"{name}() of {what}")
+            _check_method(store, tier, name, what)
+
+
+def _check_method(store: object, protocol: type, name: str, what: str) -> None:
+    method = getattr(store, name)
+    _check_async(method, f"{name}() of {what}")
+    try:
+        takes = inspect.signature(method)
+    except (TypeError, ValueError):
+        return  # written in C: nothing is known of what it takes
+    for args, options in _call_shapes(protocol, name):
+        try:
+            takes.bind(*args, **dict.fromkeys(options))
+        except TypeError as error:
+            asked = ", ".join([*args, *(f"{option}=…" for option in options)])
+            raise CompositionError(
+                f"{name}() of {what} cannot be called as {name}({asked}): {error}"
+            ) from None
+
+
+@cache
+def _call_shapes(protocol: type, name: str) -> tuple[tuple[list[str], list[str]], ...]:
+    """How a method is called: with what it must be given, and with all that a store which
+    does not keep leases may be given. Each is the names by position, and those by keyword."""
+    given = list(inspect.signature(getattr(protocol, name)).parameters.values())[1:]
+    shapes: list[tuple[list[str], list[str]]] = []
+    for everything in (False, True):
+        used = [
+            p for p in given if p.default is p.empty or (everything and p.name not in _OF_BACKENDS)
+        ]
+        shapes.append(
+            (
+                [p.name for p in used if p.kind is not p.KEYWORD_ONLY],
+                [p.name for p in used if p.kind is p.KEYWORD_ONLY],
+            )
+        )
+    return tuple(shapes)
 
 
 def _check_async(function: object, what: str) -> None:
@@ -215,7 +265,8 @@ def define_message_store(
     of :class:`RevisionedMessages`, :class:`PagedMessages` and :class:`CutArchive`.
 
     Raises:
-        CompositionError: names the method that is missing, unknown or not async.
+        CompositionError: names the method that is missing, unknown, not async, or that cannot
+            take what it will be called with.
     """
     functions = {"load_thread": load_thread, "save_thread": save_thread, **tiers}
     return cast("MessageStore", _define("messages", store, functions))

@@ -192,6 +192,77 @@ async def test_a_store_is_async_and_a_plain_method_is_refused(memory: Persistenc
         define_activity_store(load_activities=nothing, save_activities=lambda *_: None)  # type: ignore[arg-type,return-value]
 
 
+class Lists:
+    async def load_thread(self, thread_id: str) -> list[Any]:
+        return []
+
+    async def save_thread(self, thread_id: str, messages: Any) -> None: ...
+
+
+async def test_a_class_in_place_of_a_store_is_refused(memory: Persistence) -> None:
+    for compose in (
+        lambda: compose_persistence(memory, overrides={"messages": Lists}),
+        lambda: define_persistence({"messages": Lists}),
+        lambda: define_message_store(Lists),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(
+            CompositionError, match=r"messages store is the class Lists.*Lists\(…\)"
+        ):
+            compose()
+    assert define_persistence({"messages": Lists()}).stores.messages is not None
+
+
+class Forgetful(Lists):
+    async def save_thread(self, messages: Any) -> None: ...  # type: ignore[override]
+
+
+async def test_a_method_that_cannot_take_its_arguments_is_named(memory: Persistence) -> None:
+    with pytest.raises(
+        CompositionError, match=r"save_thread\(\) of the messages store \(Forgetful\) cannot"
+    ):
+        compose_persistence(memory, overrides={"messages": Forgetful()})
+
+    async def no_thread() -> list[Any]:
+        return []
+
+    async def no_run(thread_id: str, interrupt_id: str) -> None: ...
+
+    async def one_more(thread_id: str, activities: Any, revision: str) -> None: ...
+
+    async def no_start(run_id: str, thread_id: str) -> Any: ...
+
+    async def no_limit(thread_id: str) -> Any: ...
+
+    with pytest.raises(CompositionError, match=r"load_thread\(\) of .*load_thread\(thread_id\)"):
+        define_message_store(load_thread=no_thread, save_thread=nothing)
+    with pytest.raises(CompositionError, match=r"save_activities\(\) of the activities store"):
+        define_activity_store(load_activities=nothing, save_activities=one_more)
+    interrupts = {**dict.fromkeys(dict(DEFINERS)[define_interrupt_store], nothing)}
+    with pytest.raises(CompositionError, match=r"cancel\(thread_id, interrupt_id, run_id=…\)"):
+        define_interrupt_store(**{**interrupts, "cancel": no_run})
+    runs = dict.fromkeys(dict(DEFINERS)[define_run_store], nothing)
+    with pytest.raises(CompositionError, match=r"create_or_resume\(\) of .*started_at"):
+        define_run_store(**{**runs, "create_or_resume": no_start})
+    with pytest.raises(CompositionError, match=r"load_page\(\) of .*limit"):
+        define_message_store(load_thread=nothing, save_thread=nothing, load_page=no_limit)
+
+
+async def test_a_run_store_without_leases_is_whole() -> None:
+    async def create_or_resume(
+        run_id: str, thread_id: str, *, started_at: int, parent_run_id: str | None = None
+    ) -> Any: ...
+
+    async def update(run_id: str, patch: Any, *, thread_id: str | None = None) -> None: ...
+
+    async def get(run_id: str, *, thread_id: str | None = None) -> Any: ...
+
+    async def find_active_run(thread_id: str) -> Any: ...
+
+    define_run_store(
+        create_or_resume=create_or_resume, update=update, get=get, find_active_run=find_active_run
+    )
+
+
 async def test_wrapped_and_partial_async_functions_are_async() -> None:
     @functools.wraps(nothing)
     def traced(*args: Any) -> Any:
