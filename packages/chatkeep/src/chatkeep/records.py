@@ -14,7 +14,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Final, Literal, NotRequired, Self
+from typing import Any, Final, Literal, NotRequired, Required, Self
 
 from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model_serializer
 from pydantic import ValidationError as PydanticValidationError
@@ -94,13 +94,14 @@ class ToolCall(TypedDict):
 class ModelMessage(TypedDict, total=False):
     """One row of a transcript: what the engine and the stores use.
 
-    ``content`` is text, ``None`` (tool calls only) or a list of content parts. ``createdAt``
-    is ISO 8601 text. ``error`` on a tool row decides whether the result is a failure. Keys
-    that are not listed here are kept.
+    Only ``role`` is required: no store takes a message without one. ``content`` is text,
+    ``None`` (tool calls only) or a list of content parts. ``createdAt`` is ISO 8601 text.
+    ``error`` on a tool row decides whether the result is a failure. Keys that are not listed
+    here are kept.
     """
 
     id: str
-    role: str
+    role: Required[str]
     content: str | list[dict[str, Any]] | None
     createdAt: str
     name: str

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import TypeAdapter
+from pydantic import ValidationError as PydanticValidationError
 
 from chatkeep.errors import CorruptRecord, InvalidValue
 from chatkeep.records import (
@@ -16,6 +18,7 @@ from chatkeep.records import (
     CutRecord,
     InterruptRecord,
     Lease,
+    ModelMessage,
     RunError,
     RunPatch,
     RunRecord,
@@ -130,3 +133,11 @@ def test_a_patch_leaves_what_is_absent_and_clears_what_is_none() -> None:
 def test_unset_is_falsy_and_says_its_name() -> None:
     assert not UNSET
     assert repr(UNSET) == "UNSET"
+
+
+def test_a_message_type_requires_a_role_and_nothing_else() -> None:
+    """A type checker, and pydantic, say what every store says."""
+    of_messages = TypeAdapter(ModelMessage)
+    assert of_messages.validate_python({"role": "user"}) == {"role": "user"}
+    with pytest.raises(PydanticValidationError, match="role"):
+        of_messages.validate_python({"id": "m", "content": "x"})
