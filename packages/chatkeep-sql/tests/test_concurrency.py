@@ -257,3 +257,39 @@ async def test_tasks_of_one_database_in_memory_see_their_own(opened: Any) -> Non
 
         await asyncio.gather(*(talk(f"t{n}") for n in range(20)))
         assert len((await persistence.list_threads()).threads) == 20
+
+
+async def test_writers_that_share_a_transaction_are_refused_one_by_one(
+    persistence: Persistence, tools: Any
+) -> None:
+    """A conflict, a refused run and a caller who gave up take nobody else's write along."""
+    backend = tools.backend(persistence)
+    await backend.commit_turn(tools.said("t", "first", expected=""))
+
+    def foreign(number: int) -> TurnCommit:
+        return TurnCommit(
+            commit_id=new_commit_id(), thread_id=f"f{number}", run_id="nobody", lease_token="x"
+        )
+
+    commits = [
+        commit
+        for number in range(30)
+        for commit in (
+            tools.said(f"own{number}", "m", expected=""),
+            tools.said("t", f"late{number}", expected="stale"),
+            foreign(number),
+        )
+    ]
+    work = [asyncio.create_task(backend.commit_turn(commit)) for commit in commits]
+    await asyncio.sleep(0)
+    work[0].cancel()
+    results = await asyncio.gather(*work, return_exceptions=True)
+    assert [type(r).__name__ for r in results[1:3]] == ["ThreadConflict", "RunConflict"]
+    for number in range(1, 30):
+        own, late, lost = results[3 * number : 3 * number + 3]
+        assert own.numbers == [1]
+        assert isinstance(late, ThreadConflict)
+        assert isinstance(lost, RunConflict)
+        assert (await backend.read_view(f"own{number}", ViewQuery())).numbers == [1]
+        assert not (await backend.read_view(f"f{number}", ViewQuery())).exists
+    assert (await backend.read_view("t", ViewQuery())).numbers == [1]

@@ -14,7 +14,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from chatkeep.backends import Persistence
 from chatkeep.errors import CompositionError, MissingExtra
 from chatkeep_sql.backend import PostgresBackend, SqliteBackend
-from chatkeep_sql.engine import PostgresRunner, SqliteRunner
+from chatkeep_sql.engine import PostgresRunner
+from chatkeep_sql.sqlite_runner import SqliteRunner
 
 __all__ = ["open_url", "postgres_persistence", "sqlite_persistence"]
 

@@ -27,7 +27,7 @@ from chatkeep_sql import admin, lookups, setup, values
 from chatkeep_sql.commit_plain import commit_plain
 from chatkeep_sql.commit_postgres import Hints, commit_postgres, fits_one_statement
 from chatkeep_sql.encoded import EncodedCommit, encode_commit
-from chatkeep_sql.engine import PostgresRunner, Runner, SqliteRunner
+from chatkeep_sql.engine import PostgresRunner, Runner
 from chatkeep_sql.errors import may_run_again, sqlstate, translate
 from chatkeep_sql.migrations import REVISIONS
 from chatkeep_sql.program import Program, Rows
@@ -35,6 +35,7 @@ from chatkeep_sql.read_plain import read_plain
 from chatkeep_sql.read_postgres import read_postgres
 from chatkeep_sql.rows import run_key
 from chatkeep_sql.schema import tables_for
+from chatkeep_sql.sqlite_runner import SqliteRunner
 from chatkeep_sql.statements import statements_for
 
 __all__ = ["PostgresBackend", "SqlBackend", "SqliteBackend"]

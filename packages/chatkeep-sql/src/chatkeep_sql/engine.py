@@ -1,4 +1,4 @@
-"""Engines, and how a program is run on them.
+"""How a program is run, and run on PostgreSQL (on SQLite: :mod:`chatkeep_sql.sqlite_runner`).
 
 Two runners with the same verbs. ``once`` and ``snapshot`` read: one statement in autocommit,
 several at one moment. ``transaction`` writes: all or nothing, run again where another writer
@@ -9,23 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import random
-import sqlite3
-import time
-from collections.abc import Callable, Mapping
-from functools import lru_cache, partial
+from collections.abc import Callable
 from typing import Any, Protocol, TypeVar, cast
 
-from sqlalchemy import Connection, Engine, Executable
-from sqlalchemy.dialects import sqlite as sqlite_dialects
+from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
-from sqlalchemy.util import await_, greenlet_spawn
+from sqlalchemy.util import greenlet_spawn
 
 from chatkeep_sql.direct import run_direct
 from chatkeep_sql.errors import ConnectionLost, is_disconnect, may_run_again
-from chatkeep_sql.program import Parameters, Program, Rows
+from chatkeep_sql.program import Program, Rows
 
-__all__ = ["PostgresRunner", "Runner", "SqliteRunner"]
+__all__ = ["PostgresRunner", "Runner"]
 
 _T = TypeVar("_T")
 
@@ -171,116 +167,3 @@ def _drive(connection: Connection, program: Program[_T]) -> _T:
         return cast("_T", done.value)
     finally:
         program.close()
-
-
-# ------------------------------------------------------------------------------- SQLite
-
-
-class SqliteRunner:
-    """Runs programs on SQLite, over aiosqlite.
-
-    A whole program runs in one visit to the connection's thread, transaction included: one
-    hand-over instead of four for each statement, and nothing that a cancelled caller could
-    leave open. Writers of this process queue for a lock; those of other processes meet in
-    ``BEGIN IMMEDIATE``, which waits up to ``busy_timeout`` seconds.
-    """
-
-    def __init__(self, engine: AsyncEngine, *, busy_timeout: float) -> None:
-        self.engine = engine
-        self._busy_timeout = busy_timeout
-        self._writer = asyncio.Lock()
-
-    async def once(self, make: Callable[[], Program[_T]]) -> _T:
-        """In one read transaction: a single moment."""
-        return await greenlet_spawn(self._visit, "BEGIN", make)
-
-    async def snapshot(self, make: Callable[[], Program[_T]]) -> _T:
-        """The same: every read of SQLite sees one moment."""
-        return await self.once(make)
-
-    async def transaction(self, make: Callable[[], Program[_T]]) -> _T:
-        """In one immediate transaction."""
-        async with self._writer:
-            return await greenlet_spawn(self._visit, "BEGIN IMMEDIATE", make)
-
-    def _visit(self, begin: str, make: Callable[[], Program[_T]]) -> _T:
-        pooled = self.engine.sync_engine.raw_connection()
-        try:
-            driver: Any = pooled.driver_connection
-            work = partial(_visit, begin=begin, make=make, patience=self._busy_timeout)
-            # aiosqlite offers no public way to run a function in its thread; SQLAlchemy's own
-            # dialect reaches into the same queue. A test fails if this way is ever closed.
-            return cast("_T", await_(driver._execute(_with_connection, driver, work)))  # noqa: SLF001
-        finally:
-            pooled.close()
-
-
-def _with_connection(driver: Any, work: Callable[[sqlite3.Connection], _T]) -> _T:
-    return work(driver._conn)  # noqa: SLF001
-
-
-def _visit(
-    database: sqlite3.Connection, *, begin: str, make: Callable[[], Program[_T]], patience: float
-) -> _T:
-    deadline = time.monotonic() + patience
-    cursor = database.cursor()
-    cursor.row_factory = None
-    try:
-        _wait_for(cursor, begin, deadline)
-        try:
-            result = _run(cursor, make())
-            _wait_for(cursor, "COMMIT", deadline)
-        except BaseException:
-            if database.in_transaction:
-                database.rollback()
-            raise
-        return result
-    finally:
-        cursor.close()
-
-
-def _wait_for(cursor: sqlite3.Cursor, statement: str, deadline: float) -> None:
-    """Run ``statement``; while another connection is in the way, try again. SQLite's own busy
-    timeout may be short on an engine that was passed in, and gives up where it sees a deadlock."""
-    while True:
-        try:
-            cursor.execute(statement)
-        except sqlite3.OperationalError as error:
-            busy = error.sqlite_errorcode & 0xFF in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
-            if not busy or time.monotonic() > deadline:
-                raise
-            time.sleep(0.001 + 0.004 * random.random())
-        else:
-            return
-
-
-def _run(cursor: sqlite3.Cursor, program: Program[_T]) -> _T:
-    try:
-        statement, parameters = next(program)
-        while True:
-            statement, parameters = program.send(_execute(cursor, statement, parameters))
-    except StopIteration as done:
-        return cast("_T", done.value)
-    finally:
-        program.close()
-
-
-def _execute(cursor: sqlite3.Cursor, statement: Executable, parameters: Parameters) -> Rows:
-    if isinstance(parameters, Mapping):
-        text, defaults = _compiled(statement, tuple(parameters))
-        cursor.execute(text, {**defaults, **parameters})
-        return cursor.fetchall() if cursor.description is not None else []
-    text, defaults = _compiled(statement, tuple(parameters[0]))
-    cursor.executemany(text, [{**defaults, **row} for row in parameters])
-    return []
-
-
-_DIALECT = sqlite_dialects.dialect(paramstyle="named")
-
-
-@lru_cache(maxsize=512)
-def _compiled(statement: Executable, names: tuple[str, ...]) -> tuple[str, Mapping[str, Any]]:
-    """SQL text and the values of binds that the statement brings itself."""
-    compiled = cast("Any", statement).compile(dialect=_DIALECT, column_keys=list(names))
-    own = {name: value for name, value in compiled.params.items() if name not in names}
-    return str(compiled), own
