@@ -102,6 +102,7 @@ class Tool:
     execute: Callable[[Any, ToolContext], Awaitable[Any]] | None = field(default=None, repr=False)
     """JSON arguments and context to the result; from :func:`tool` it binds and validates."""
     _parameters: Parameters | None = field(default=None, repr=False)
+    _function: Callable[..., Any] | None = field(default=None, repr=False)
     _input: SchemaValidator | None = field(default=None, init=False, repr=False)
     _output: SchemaValidator | None = field(default=None, init=False, repr=False)
 
@@ -112,6 +113,19 @@ class Tool:
             if schema is not None and not (slot == "_input" and self._parameters is not None):
                 what = f"{slot[1:]}_schema of tool {self.name}"
                 object.__setattr__(self, slot, SchemaValidator(schema, what))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The function that the tool was made of, called as it was written, without checks or
+        conversions: so it can be tested, and used by other code. What an ``async`` function
+        returns is awaited by the caller.
+
+        Raises:
+            ToolError: a client tool: there is no function here.
+        """
+        function = self._function or self.execute
+        if function is None:
+            raise ToolError(f"tool {self.name} runs in the browser: there is nothing to call here")
+        return function(*args, **kwargs)
 
     @property
     def is_client(self) -> bool:
@@ -185,7 +199,7 @@ def tool(
     descriptions), or from the one pydantic model that the function takes; a parameter annotated
     :class:`ToolContext` gets the context. The description is the docstring's first paragraph. A
     structured return type gives the output schema. A synchronous function runs in a worker
-    thread.
+    thread. The tool can be called as the function could.
 
     Raises:
         ToolError: the signature cannot be described by a JSON Schema.
@@ -213,6 +227,7 @@ def tool(
             metadata=dict(metadata or {}),
             execute=execute,
             _parameters=parameters,
+            _function=target,
         )
 
     return make if function is None else make(function)
@@ -263,6 +278,7 @@ def define_tool(
         needs_approval=needs_approval,
         metadata=dict(metadata or {}),
         execute=run,
+        _function=execute,
     )
 
 
