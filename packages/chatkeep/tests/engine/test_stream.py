@@ -209,10 +209,29 @@ async def test_the_finish_reason_is_found_in_the_bag_too() -> None:
     assert run.events[-1]["metadata"]["tanstack"]["finishReason"] == "length"
 
 
-async def test_tool_calls_without_tools_end_the_run_with_stop() -> None:
-    run = await play([*called("c"), done("tool_calls")], tools=())
+async def test_calls_without_tools_are_failed_results_and_the_loop_goes_on() -> None:
+    """A call that stays open would break the next turn at a provider."""
+    run = await play([*called("c"), done("tool_calls")], [*said("m", "x"), done()], tools=())
+    (result,) = run.of("TOOL_CALL_RESULT")
+    assert result["content"] == '{"error":"Unknown tool: ok"}'
     assert run.events[-1]["metadata"]["tanstack"]["finishReason"] == "stop"
-    assert run.of("TOOL_CALL_RESULT") == []
+    assert [row["role"] for row in run.rows] == ["user", "assistant", "tool", "assistant"]
+    assert run.rows[2]["error"] == "Unknown tool: ok"
+    assert run.model.requests[1].messages[-1]["toolCallId"] == "c"
+
+
+async def test_calls_without_tools_end_with_the_turn_limit() -> None:
+    turns = [[*called(f"c{i}"), done("tool_calls")] for i in range(9)]
+    run = await play(*turns, tools=())
+    assert len(run.model.requests) == 5
+    assert run.events[-1]["metadata"]["tanstack"]["finishReason"] == "length"
+
+
+async def test_calls_that_the_provider_answered_ask_for_no_turn_without_tools() -> None:
+    result = ToolCallResultEvent(message_id="r", tool_call_id="c", content="1", role="tool")
+    run = await play([*called("c"), result, done("tool_calls")], tools=())
+    assert len(run.model.requests) == 1
+    assert run.events[-1]["metadata"]["tanstack"]["finishReason"] == "stop"
 
 
 async def test_calls_under_another_finish_reason_are_not_executed() -> None:

@@ -35,7 +35,7 @@ from chatkeep.engine import (
     tool,
 )
 from chatkeep.engine.tools import InvalidArguments, client_tools_of_request
-from chatkeep.errors import CompositionError, ToolError
+from chatkeep.errors import BackendUnavailable, CompositionError, ToolError
 from chatkeep.testkit.event_order import check_events
 from chatkeep.testkit.played import PlayedModel, TraceMiddleware, collect
 
@@ -634,6 +634,100 @@ async def test_a_failing_after_hook_fails_the_run_but_keeps_what_the_tool_did() 
     assert run.events[-1]["message"] == "hook down"
     assert [row["toolCallId"] for row in run.rows] == ["a", "b"]
     assert len(run.results) == 2
+
+
+# --------------------------------------------------------------- called by other code
+
+
+async def test_a_decorated_function_is_called_as_it_was_written() -> None:
+    """Unit tests call it; defaults and positions are the function's own."""
+
+    @tool
+    def add(a: int, b: int = 2) -> int:
+        return a + b
+
+    @tool(name="later")
+    async def double(a: int, context: ToolContext) -> int:
+        return 2 * a + len(context.tool_name)
+
+    context: Any = type("Context", (), {"tool_name": "xyz"})()
+    assert add(1) == 3
+    assert add(1, b=1) == 2
+    assert await double(2, context) == 7
+    with pytest.raises(TypeError):
+        add()
+    assert (await one(add, '{"a":1}')).result["content"] == "3"
+
+
+async def test_a_tool_of_schemas_is_called_as_its_execute() -> None:
+    async def execute(args: Any) -> Any:
+        return args["x"]
+
+    assert await define_tool(name="t", execute=execute)({"x": 1}) == 1
+    assert returning(5)({}) == 5
+
+
+def test_a_client_tool_cannot_be_called_here() -> None:
+    with pytest.raises(ToolError, match="tool pick runs in the browser"):
+        client_tool("pick")()
+
+
+# ------------------------------------------------------------------------------ the log
+
+
+def logged(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str, Any]]:
+    return [
+        (r.levelname, r.getMessage(), r.exc_info[1] if r.exc_info else None)
+        for r in caplog.records
+        if r.name == "chatkeep.engine"
+    ]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+async def test_what_a_tool_raised_is_logged_once_with_its_traceback(
+    asynchronous: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    error = KeyError("here")
+
+    def boom(_: Any) -> None:
+        raise error
+
+    async def aboom(_: Any) -> None:
+        raise error
+
+    await one(define_tool(name="t", execute=aboom if asynchronous else boom))
+    assert logged(caplog) == [("WARNING", "tool 't' raised (run 'r' of thread 't')", error)]
+
+
+async def test_refused_arguments_and_unknown_tools_are_no_matter_for_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    schema = {"type": "object", "required": ["x"]}
+    await one(returning(1, input_schema=schema))
+    await batch(calls(("c", "nope", "{}")), returning(1))
+    await one(returning(float("nan")))
+    assert logged(caplog) == []
+
+
+async def test_what_a_validator_or_a_result_raised_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Broken(dict[str, Any]):
+        def items(self) -> Any:
+            raise RuntimeError("closed")
+
+    await one(returning(Broken(a=1)))
+    assert [(level, str(error)) for level, _, error in logged(caplog)] == [("WARNING", "closed")]
+
+
+async def test_a_store_that_fails_inside_a_tool_is_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def boom(_: Any) -> None:
+        raise BackendUnavailable("db-7 is down")
+
+    await one(define_tool(name="t", execute=boom))
+    assert len(logged(caplog)) == 1
 
 
 # ----------------------------------------------------------------- definitions by schema

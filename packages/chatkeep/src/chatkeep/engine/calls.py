@@ -107,6 +107,11 @@ class Call:
         """Whether the provider runs this call."""
         return bool((self.metadata or {}).get("providerExecuted"))
 
+    @property
+    def waiting(self) -> bool:
+        """Whether the call needs a result from here."""
+        return not (self.provider_executed or self.answered)
+
     def use_input(self, value: Any) -> None:
         """Parsed arguments that the adapter gives at the end; they win over streamed text that
         says something else. What is no object becomes one, empty."""

@@ -10,7 +10,7 @@ from typing import Any, Final, cast
 from chatkeep.engine.text import whole_text
 from chatkeep.errors import ChatkeepError, InterruptResumeError, ProviderError, StoreError
 
-__all__ = ["Failure", "error_text", "failure_of"]
+__all__ = ["Failure", "error_text", "failure_of", "is_foreign", "log_raised"]
 
 _LOG: Final = logging.getLogger("chatkeep.engine")
 
@@ -54,6 +54,25 @@ def failure_of(error: BaseException) -> Failure:
     if isinstance(error, ChatkeepError):
         return Failure(message=message, code=error.code)
     return Failure(message=message, code=_code(error))
+
+
+def log_raised(
+    level: int, error: BaseException, what: str, *args: object, run_id: str, thread_id: str
+) -> None:
+    """Log what code of an application raised, with its traceback: on the wire stands its text
+    only. ``what`` (with ``args``) says where it came from. A store's failure is left out, since
+    :func:`failure_of` has logged it."""
+    if not (isinstance(error, StoreError) and error.public is not None):
+        said = f"{what} (run %r of thread %r)"
+        _LOG.log(level, said, *args, run_id, thread_id, exc_info=error)
+
+
+def is_foreign(error: BaseException) -> bool:
+    """Whether it is an exception of other code than chatkeep's: nobody has told of it yet."""
+    if isinstance(error, BaseExceptionGroup):
+        group = cast("BaseExceptionGroup[BaseException]", error)
+        return any(is_foreign(one) for one in group.exceptions)
+    return not isinstance(error, ChatkeepError)
 
 
 def error_text(error: BaseException) -> str:

@@ -24,7 +24,7 @@ from chatkeep.engine import events
 from chatkeep.engine.abort import CANCEL_REQUESTED, Aborted, AbortSignal, Gate
 from chatkeep.engine.adapter import ModelAdapter, ModelRequest
 from chatkeep.engine.channel import Channel
-from chatkeep.engine.failure import error_text, failure_of
+from chatkeep.engine.failure import error_text, failure_of, is_foreign, log_raised
 from chatkeep.engine.hooks import Hooks, check_capabilities
 from chatkeep.engine.middleware import (
     AbortInfo,
@@ -182,6 +182,7 @@ class Run:
             return await self._aborted(self.signal.reason)
         except Exception as error:  # noqa: BLE001 - becomes RUN_ERROR and on_error
             if self.signal.aborted:
+                self._log(logging.INFO, error, "raised while the run was aborted")
                 return await self._aborted(self.signal.reason)
             return await self._failed(error)
         except GeneratorExit:
@@ -220,7 +221,10 @@ class Run:
             runtime.context.iteration += 1
 
     def _wants_tools(self, turn: Turn) -> bool:
-        return turn.finish_reason == "tool_calls" and bool(self._tools) and bool(turn.calls)
+        if turn.finish_reason != "tool_calls" or not turn.calls:
+            return False
+        # Without tools a call is one of an unknown tool: it gets its failed result as any other.
+        return bool(self._tools) or any(call.waiting for call in turn.calls)
 
     async def _may_continue(self, turn: Turn) -> FinishReason | None:
         """Ask the strategy and every hook. The finish reason if one of them says stop."""
@@ -425,6 +429,12 @@ class Run:
 
     # ---------------------------------------------------------------------- the terminal
 
+    def _log(self, level: int, error: Exception, what: str) -> None:
+        """What chatkeep raises itself is told by RUN_ERROR; of all else the log has more."""
+        if is_foreign(error):
+            options = self._options
+            log_raised(level, error, what, run_id=options.run_id, thread_id=options.thread_id)
+
     def _elapsed(self) -> float:
         return (time.perf_counter() - self._began) * 1000
 
@@ -442,6 +452,7 @@ class Run:
         try:
             await runtime.publisher.flush()
         except Exception as late:  # noqa: BLE001 - becomes the terminal
+            self._log(logging.ERROR, late, "the run failed at its end")
             failures.append(late)
         if failures:
             return self._terminal.failed(failure_of(failures[0]))
@@ -450,6 +461,7 @@ class Run:
     async def _failed(self, error: Exception) -> Event:
         self._runtime.gate.close()
         failure = failure_of(error)
+        self._log(logging.ERROR, error, "the run failed")
         info = ErrorInfo(
             error=error,
             message=failure.message,

@@ -9,6 +9,7 @@ and the loop goes on.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ import anyio
 
 from chatkeep.engine.calls import Call, compact, result_content
 from chatkeep.engine.events import custom
-from chatkeep.engine.failure import error_text, failure_of
+from chatkeep.engine.failure import error_text, failure_of, is_foreign, log_raised
 from chatkeep.engine.middleware import BeforeToolDecision, ToolCallInfo, ToolOutcome
 from chatkeep.engine.runtime import Runtime
 from chatkeep.engine.tools import Tool, ToolContext
@@ -69,7 +70,7 @@ class ToolPhase:
         Returns early when the run is aborted: the calls without a result are then failed ones.
         A hook that fails propagates; a tool that fails does not.
         """
-        self._planned = [_Planned(c) for c in calls if not (c.provider_executed or c.answered)]
+        self._planned = [_Planned(c) for c in calls if c.waiting]
         ready: list[_Planned] = []
         gate = self._runtime.gate
         try:
@@ -132,6 +133,8 @@ class ToolPhase:
         try:
             tool.check_input(planned.args)
         except Exception as error:  # noqa: BLE001 - validators are the tool's own code
+            if is_foreign(error):
+                self._log(planned, error)
             why = error_text(error)
             self._fail(planned, f"Input validation failed for tool {tool.name}: {why}")
             return False
@@ -184,11 +187,23 @@ class ToolPhase:
             why = failure_of(error).message
             if not isinstance(error, Exception):
                 why = f"{type(error).__name__}: {why}"
+            self._log(planned, error)
             self._fail(planned, why, duration_ms=_since(began))
         else:
             self._succeed(planned, value, duration_ms=_since(began))
         async with self._after:
             await self._tell(planned)
+
+    def _log(self, planned: _Planned, error: BaseException) -> None:
+        context = self._runtime.context
+        log_raised(
+            logging.WARNING,
+            error,
+            "tool %r raised",
+            planned.call.name,
+            run_id=context.run_id,
+            thread_id=context.thread_id,
+        )
 
     def _context_of(self, planned: _Planned) -> ToolContext:
         runtime, call = self._runtime, planned.call
@@ -226,6 +241,8 @@ class ToolPhase:
             seen, _ = result_content(value)
             row = self._row(planned, value, failed=False)
         except Exception as error:  # noqa: BLE001 - reading a result runs the tool's own code
+            if is_foreign(error):
+                self._log(planned, error)
             self._fail(
                 planned,
                 f"The result of tool {tool.name} cannot be written as JSON: {error_text(error)}",
