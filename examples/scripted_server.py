@@ -10,7 +10,6 @@ With a header ``X-User`` the request works on that user's own rows.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import logging
 import signal
 import socket
@@ -23,12 +22,9 @@ from starlette.requests import Request
 
 from chatkeep import Persistence, Scope, open_persistence
 from chatkeep.engine import ChatStream, chat
-from chatkeep.errors import StoreError
 from chatkeep.persistence import with_persistence
 from chatkeep.testkit.scripted import ScriptedModel, scripted_tools
 from chatkeep.web import ChatParams, ChatRouter, chat_router
-
-log = logging.getLogger("scripted_server")
 
 
 def user_of(request: Request) -> Scope:
@@ -56,29 +52,17 @@ def make_router(persistence: Persistence, options: argparse.Namespace) -> ChatRo
         path="/api/chat",
         drain=options.drain,
         heartbeat=options.heartbeat,
+        sweep_seconds=min(10.0, options.lease_ms / 2_000),
     )
 
 
-async def sweep_for_ever(persistence: Persistence, every: float) -> None:
-    """End the runs of servers that died, from the start on and then regularly."""
-    while True:
-        try:
-            for lost in await persistence.maintenance().sweep():
-                log.warning("run %s of thread %s was lost", lost.run.run_id, lost.run.thread_id)
-        except StoreError:
-            log.exception("sweeping failed; trying again in %s s", every)
-        await asyncio.sleep(every)
-
-
-def make_app(persistence: Persistence, chats: ChatRouter, sweep_every: float) -> Starlette:
+def make_app(persistence: Persistence, chats: ChatRouter) -> Starlette:
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncGenerator[None]:
-        async with persistence, chats:
+        async with persistence:
             await persistence.migrate()
-            sweeper = asyncio.create_task(sweep_for_ever(persistence, sweep_every))
-            yield
-            sweeper.cancel()
-            await asyncio.wait({sweeper})
+            async with chats:  # from now on it sweeps too
+                yield
 
     return Starlette(routes=chats.routes, lifespan=lifespan)
 
@@ -121,7 +105,7 @@ def main() -> None:
 
     persistence = open_persistence(options.store)
     chats = make_router(persistence, options)
-    app = make_app(persistence, chats, sweep_every=min(10.0, options.lease_ms / 2_000))
+    app = make_app(persistence, chats)
     config = uvicorn.Config(app, log_level=options.log_level, timeout_graceful_shutdown=5)
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 from chatkeep import _admin
 from chatkeep._admin import store_name
+from chatkeep._checks import check_scope
 from chatkeep._maintenance import Maintenance
 from chatkeep.errors import CompositionError
 from chatkeep.scope import Scope
@@ -90,8 +91,10 @@ class Persistence:
         exist in it. Closing the view closes the same connections.
 
         Raises:
-            CompositionError: a store of the bag knows no scopes; names it.
+            CompositionError: a store of the bag knows no scopes (named); ``scope`` is no
+                :class:`~chatkeep.scope.Scope`.
         """
+        check_scope(scope)
         handles = {id(b): b.scoped(scope) for b in self._backends}
         rebuilt: dict[int, Stores] = {}
         chosen: dict[str, Any] = {}

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from chatkeep.errors import InterruptConflict, InvalidValue
+from chatkeep.errors import CompositionError, InterruptConflict, InvalidValue
 from chatkeep.records import UNSET, InterruptRecord, Lease, RunPatch
-from chatkeep.scope import check_id
+from chatkeep.scope import Scope, check_id
 from chatkeep.stores import RunStart, TurnCommit, ViewQuery
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "check_metadata_key",
     "check_query",
     "check_revision",
+    "check_scope",
     "check_token",
 ]
 
@@ -49,6 +50,16 @@ def check_limit(limit: int) -> None:
     check_integer(limit, "limit")
     if limit < 1:
         raise InvalidValue("limit", "must be at least 1")
+
+
+def check_scope(scope: object) -> None:
+    """Refuse what is no scope before it is in a key: rows under it would be nobody's.
+
+    Raises:
+        CompositionError: says what it is instead.
+    """
+    if not isinstance(scope, Scope):
+        raise CompositionError(f"a scope is a Scope(…), not {type(scope).__name__}")
 
 
 def check_token(value: str | None, what: str) -> None:

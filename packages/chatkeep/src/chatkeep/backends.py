@@ -34,6 +34,7 @@ from chatkeep._checks import (
     check_metadata_key,
     check_query,
     check_revision,
+    check_scope,
     check_token,
 )
 from chatkeep._facade import build_stores
@@ -117,7 +118,12 @@ class Backend(abc.ABC):
         return self._shared
 
     def scoped(self, scope: Scope) -> Self:
-        """A handle of the same backend with another scope; connections are shared."""
+        """A handle of the same backend with another scope; connections are shared.
+
+        Raises:
+            CompositionError: ``scope`` is no :class:`~chatkeep.scope.Scope`.
+        """
+        check_scope(scope)
         clone = self._clone()
         clone._scope = scope  # noqa: SLF001  (the same class)
         clone._shared = self._shared  # noqa: SLF001

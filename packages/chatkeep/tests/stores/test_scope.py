@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chatkeep.errors import InvalidValue
+from chatkeep import memory_persistence
+from chatkeep.backends import Persistence, Stores
+from chatkeep.errors import CompositionError, InvalidValue
 from chatkeep.scope import EMPTY_SCOPE, MAX_ID_BYTES, Scope, check_id, key_digest
 
 
@@ -40,6 +42,16 @@ def test_an_empty_text_in_a_scope_is_refused_and_absence_is_the_empty_scope() ->
         Scope(tenant_id="")
     assert Scope() == EMPTY_SCOPE
     assert EMPTY_SCOPE.key == ("", "")
+
+
+@pytest.mark.parametrize("wrong", ["ada", None, {"user_id": "ada"}, ("a", "b"), Scope])
+def test_a_view_of_something_that_is_no_scope_is_refused(wrong: Any) -> None:
+    """A bag, a backend and a bag without backends say so at once, not at the first query."""
+    bag = memory_persistence()
+    bare = Persistence(Stores())
+    for owner in (bag, bag.backends[0], bare):
+        with pytest.raises(CompositionError, match="a scope is a Scope"):
+            owner.scoped(wrong)
 
 
 ids = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), min_size=1)

@@ -439,3 +439,22 @@ def test_any_bytes_are_read_or_refused(raw: bytes) -> None:
     """Noise never gets further than the parser."""
     with pytest.raises(BadRequest):
         parse_chat_request(raw)
+
+
+@pytest.mark.parametrize(
+    ("body", "path"),
+    [
+        ({"runId": "r", "messages": []}, "$.threadId"),
+        ({"threadId": "t", "messages": []}, "$.runId"),
+        ({"threadId": "t", "runId": "r"}, "$.messages"),
+        (
+            {"threadId": "t", "runId": "r", "messages": [{"role": "user", "content": "x"}]},
+            "$.messages[0].id",
+        ),
+    ],
+)
+def test_what_is_absent_is_called_missing(body: dict[str, Any], path: str) -> None:
+    """Not "must be text, not null": nobody sent null."""
+    with pytest.raises(BadRequest) as caught:
+        parse_chat_request(body)
+    assert (caught.value.path, caught.value.reason) == (path, "is missing")

@@ -22,7 +22,14 @@ from chatkeep.delivery._protocol import (
     RunKey,
 )
 from chatkeep.delivery._runlog import RunLog
-from chatkeep.delivery._terminal import aclose, cancelled, failed, is_terminal, with_terminal
+from chatkeep.delivery._terminal import (
+    aclose,
+    cancelled,
+    check_stream,
+    failed,
+    is_terminal,
+    with_terminal,
+)
 from chatkeep.errors import ChatkeepError, StoreClosed
 
 if TYPE_CHECKING:
@@ -153,9 +160,11 @@ class Delivery:
             abort: the signal that the stream obeys; without one it is cancelled.
 
         Raises:
+            CompositionError: ``stream`` is no async iterator.
             RunConflict: the log knows the run already.
             StoreClosed: after :meth:`aclose`.
         """
+        check_stream(stream)
         try:
             if self._closed:
                 raise StoreClosed("this delivery")

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator
+from typing import cast
 
 from ag_ui.core import (
     BaseEvent,
@@ -15,11 +16,25 @@ from ag_ui.core import (
     RunFinishedEvent,
 )
 
-from chatkeep.errors import ChatkeepError
+from chatkeep.errors import ChatkeepError, CompositionError
 
-__all__ = ["aclose", "cancelled", "failed", "is_terminal", "with_terminal"]
+__all__ = ["aclose", "cancelled", "check_stream", "failed", "is_terminal", "with_terminal"]
 
 _log = logging.getLogger("chatkeep.delivery")
+
+
+def check_stream(stream: object) -> AsyncIterator[BaseEvent]:
+    """``stream`` if it is an async iterator: what an agent forgot to return is none.
+
+    Raises:
+        CompositionError: says what it is instead.
+    """
+    if not isinstance(stream, AsyncIterator):
+        raise CompositionError(
+            "a run is an async iterator of events, like the one that chat() returns, not "
+            f"{type(stream).__name__}; does the agent return it?"
+        )
+    return cast("AsyncIterator[BaseEvent]", stream)
 
 
 def is_terminal(event: BaseEvent) -> bool:

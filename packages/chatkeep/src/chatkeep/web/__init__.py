@@ -14,10 +14,11 @@ from chatkeep.errors import BadRequest, MissingExtra
 if importlib.util.find_spec("starlette") is None:
     raise MissingExtra("chatkeep.web", "web")
 
+from chatkeep.web._agent import Agent
 from chatkeep.web._params import ChatParams, parse_chat_request
 from chatkeep.web._problem import problem_of
 from chatkeep.web._reconstruct import Authorize, reconstruct_chat
-from chatkeep.web._router import Agent, ChatRouter, ScopeOf, chat_router
+from chatkeep.web._router import ChatRouter, ScopeOf, chat_router
 from chatkeep.web._sse import encode_sse, follow_response, sse_response
 from chatkeep.web._watch import watch_response
 

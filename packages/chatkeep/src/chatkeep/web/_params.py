@@ -275,8 +275,14 @@ def _object(value: Any, path: str) -> Mapping[str, Any]:
     return cast("Mapping[str, Any]", value)
 
 
+def _present(owner: Mapping[str, Any], name: str, path: str) -> Any:
+    if name not in owner:
+        raise BadRequest(f"{path}.{name}", "is missing")
+    return owner[name]
+
+
 def _list(owner: Mapping[str, Any], name: str, path: str) -> list[Any]:
-    value = owner.get(name)
+    value = _present(owner, name, path)
     if not _is_list(value):
         raise BadRequest(f"{path}.{name}", f"must be a list, not {_kind(value)}")
     return value
@@ -287,7 +293,7 @@ def _is_list(value: Any) -> TypeIs[list[Any]]:
 
 
 def _text(owner: Mapping[str, Any], name: str, path: str) -> str:
-    value = owner.get(name)
+    value = _present(owner, name, path)
     if not isinstance(value, str):
         raise BadRequest(f"{path}.{name}", f"must be text, not {_kind(value)}")
     return value

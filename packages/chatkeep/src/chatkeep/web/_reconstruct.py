@@ -12,29 +12,38 @@ from starlette.responses import Response
 
 from chatkeep.backends import Persistence
 from chatkeep.codec import encode
-from chatkeep.errors import ChatkeepError
+from chatkeep.errors import ChatkeepError, CompositionError
 from chatkeep.persistence import hydrate_thread
 from chatkeep.web._problem import forbidden, problem_of
 
 __all__ = ["Authorize", "allowed", "reconstruct_chat"]
 
 Authorize: TypeAlias = Callable[[str, Request], "bool | Response | Awaitable[bool | Response]"]
-"""Whether the caller of ``request`` may see and continue a thread. A response is sent as it
-is; what it raises is the application's to handle."""
+"""Whether the caller of ``request`` may see and continue a thread: True or False, nothing that
+is merely true. A response is sent as it is; what it raises is the application's to handle."""
 
 _MAX_PAGE = 500
 _NO_STORE = {"cache-control": "no-store"}
 
 
 async def allowed(authorize: Authorize | None, thread_id: str, request: Request) -> Response | None:
-    """None when the caller may go on, else the refusal to send."""
+    """None when the caller may go on, else the refusal to send.
+
+    Raises:
+        CompositionError: the verdict is neither True, False nor a response. A text, a number or
+            a forgotten return says nothing about who may read, so nobody may.
+    """
     if authorize is None:
         return None
-    verdict = authorize(thread_id, request)
-    if inspect.isawaitable(verdict):
-        verdict = await verdict
+    answer = authorize(thread_id, request)
+    verdict: object = await answer if inspect.isawaitable(answer) else answer
     if isinstance(verdict, Response):
         return verdict
+    if not isinstance(verdict, bool):
+        kind = type(verdict).__name__
+        raise CompositionError(
+            f"authorize must return True, False or a response; it returned {kind}"
+        )
     return None if verdict else forbidden()
 
 
@@ -64,10 +73,10 @@ async def reconstruct_chat(
     thread_id = request.query_params.get(param, "")
     if not thread_id:
         return _json({"messages": [], "activeRun": None, "interrupts": None})
-    refusal = await allowed(authorize, thread_id, request)
-    if refusal is not None:
-        return refusal
     try:
+        refusal = await allowed(authorize, thread_id, request)
+        if refusal is not None:
+            return refusal
         body = await hydrate_thread(
             persistence,
             thread_id,

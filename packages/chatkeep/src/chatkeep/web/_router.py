@@ -14,15 +14,14 @@ thread that it touches; one that names a run looks up the run's thread first.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeAlias
 
-from ag_ui.core import BaseEvent
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, Router
@@ -31,8 +30,7 @@ from starlette.types import Scope as AsgiScope
 
 from chatkeep.backends import Persistence
 from chatkeep.delivery import Delivery, DeliveryLog, RunKey
-from chatkeep.delivery._terminal import aclose
-from chatkeep.engine import AbortSignal, ChatStream, chat
+from chatkeep.engine import AbortSignal
 from chatkeep.errors import (
     BadRequest,
     ChatkeepError,
@@ -40,23 +38,19 @@ from chatkeep.errors import (
     RunConflict,
     RunConflictReason,
 )
-from chatkeep.persistence import PERSISTENCE, PersistenceMiddleware, with_persistence
 from chatkeep.scope import EMPTY_SCOPE, Scope
+from chatkeep.web._agent import Agent, Runner
 from chatkeep.web._params import ChatParams, parse_chat_request
-from chatkeep.web._problem import problem, problem_of
+from chatkeep.web._problem import forbidden, problem, problem_of
 from chatkeep.web._reconstruct import Authorize, allowed, reconstruct_chat
 from chatkeep.web._sse import HEARTBEAT, follow_response
+from chatkeep.web._sweep import Sweeper
 from chatkeep.web._watch import watch_response
 
-__all__ = ["Agent", "ChatRouter", "ScopeOf", "chat_router"]
+__all__ = ["ChatRouter", "ScopeOf", "chat_router"]
 
-Agent: TypeAlias = Callable[
-    [ChatParams], "AsyncIterator[BaseEvent] | Awaitable[AsyncIterator[BaseEvent]]"
-]
-"""Makes the stream of a request, usually with :func:`chatkeep.engine.chat`."""
-
-ScopeOf: TypeAlias = Callable[[Request], "Scope | Awaitable[Scope]"]
-"""Whose rows a request works on, from the trusted session."""
+ScopeOf: TypeAlias = Callable[[Request], "Scope | Awaitable[Scope | None] | None"]
+"""Whose rows a request works on, from the trusted session; None or an empty scope is nobody."""
 
 
 def chat_router(
@@ -72,6 +66,7 @@ def chat_router(
     heartbeat: float = HEARTBEAT,
     max_body_bytes: int = 32 << 20,
     include_runs: bool = False,
+    sweep_seconds: float | None = 60.0,
 ) -> ChatRouter:
     """The routes of a chat, for Starlette and FastAPI::
 
@@ -85,9 +80,11 @@ def chat_router(
         persistence: where threads and runs are kept.
         agent: called with the :class:`ChatParams` of every run; or the options of
             :func:`chatkeep.engine.chat`, to which ``with_persistence`` is added unless its
-            middleware has one.
-        authorize: whether the caller may see and continue a thread.
-        scope: whose rows requests work on; a scope, or a callable that finds it. An agent of
+            middleware has one. Options are tried out here, so that a wrong one is said at once.
+        authorize: whether the caller may see and continue a thread: True, False or a response.
+        scope: whose rows requests work on; a scope, or a callable that finds it. If it finds
+            nobody (None, an empty scope) the request is refused with 403, or works on the rows
+            without a scope where ``authorize`` or ``allow_anonymous`` decides. An agent of
             your own stores with ``with_persistence(params.persistence)``, which is in that
             scope; one that stores in another is refused before anything is read.
         allow_anonymous: let everybody who knows a thread's id read and continue it.
@@ -97,14 +94,20 @@ def chat_router(
         heartbeat: seconds of silence before a stream sends a comment line.
         max_body_bytes: larger posts are refused with 413.
         include_runs: hydrated threads list their finished runs.
+        sweep_seconds: seconds between two sweeps, which end the runs of servers that died;
+            None: something else calls ``persistence.maintenance().sweep()``. It needs the
+            router's ``lifespan`` (a mounted app has none of its own), and a runs store of a
+            backend.
 
     Raises:
         CompositionError: neither ``authorize`` nor ``scope``, and anonymous use not allowed;
-            a persistence without a messages store, or with a store that knows no scopes; a
-            ``scope`` beside a ``with_persistence`` of the agent's own, which would store every
-            request's rows unscoped.
+            an agent, ``authorize``, ``scope`` or ``path`` that is none; a persistence without
+            a messages store, or with a store that knows no scopes; a ``scope`` beside a
+            ``with_persistence`` of the agent's own, which would store every request's rows
+            unscoped.
+        ToolError: the agent's tools are wrong.
     """
-    if authorize is None and scope is None and not allow_anonymous:
+    if authorize is None and scope in (None, EMPTY_SCOPE) and not allow_anonymous:
         raise CompositionError(
             "without authorize= or scope= anybody who knows a thread's id could read it: "
             "pass one of them, or allow_anonymous=True if that is what you want"
@@ -119,6 +122,8 @@ def chat_router(
         heartbeat=heartbeat,
         max_body_bytes=max_body_bytes,
         include_runs=include_runs,
+        unscoped=allow_anonymous or authorize is not None,
+        sweep_seconds=sweep_seconds,
     )
 
 
@@ -142,16 +147,14 @@ class ChatRouter:
         heartbeat: float,
         max_body_bytes: int,
         include_runs: bool,
+        unscoped: bool,
+        sweep_seconds: float | None,
     ) -> None:
         if persistence.stores.messages is None:
             raise CompositionError("a chat needs a messages store")
+        _check_arguments(authorize, scope, path, sweep_seconds)
         if scope != EMPTY_SCOPE:
             persistence.scoped(Scope(user_id="anybody"))  # says now which store knows no scopes
-        if scope != EMPTY_SCOPE and not callable(agent) and _keeps(agent):
-            raise CompositionError(
-                "with scope= leave with_persistence out of the agent's middleware: the router "
-                "adds one for the scope of every request"
-            )
         self.routes: list[BaseRoute] = [
             Route(path, self._post, methods=["POST"]),
             Route(path, self._get, methods=["GET"]),
@@ -159,26 +162,31 @@ class ChatRouter:
         self.delivery = delivery
         self._app = Router(routes=self.routes, lifespan=self.lifespan)
         self._persistence = persistence
-        self._agent = agent if callable(agent) else partial(_chat, agent)
+        self._runner = Runner(agent, persistence, scoped=scope != EMPTY_SCOPE)
+        self._sweeper = Sweeper(persistence, sweep_seconds)
         self._authorize = authorize
         self._scope = scope
         self._heartbeat = heartbeat
         self._max_body = max_body_bytes
         self._include_runs = include_runs
+        self._unscoped = unscoped
 
     async def aclose(self) -> None:
         """Take no more runs; wait until the running ones have finished, or have been aborted
-        and saved. Idempotent."""
-        await self.delivery.aclose()
+        and saved; sweep no more. Idempotent."""
+        # Together: a sweep that waits for its store must not keep runs from being told.
+        await asyncio.gather(self._sweeper.aclose(), self.delivery.aclose())
 
     @asynccontextmanager
     async def lifespan(self, _app: object) -> AsyncGenerator[None]:
-        """For ``Starlette(lifespan=…)`` and ``FastAPI(lifespan=…)``: closes this at shutdown."""
+        """For ``Starlette(lifespan=…)`` and ``FastAPI(lifespan=…)``: sweeps lost
+        runs, and closes this at shutdown."""
         async with self:
             yield
 
     async def __aenter__(self) -> Self:
         await self.delivery.__aenter__()
+        self._sweeper.start()
         return self
 
     async def __aexit__(
@@ -198,6 +206,8 @@ class ChatRouter:
     async def _post(self, request: Request) -> Response:
         try:
             scope = await self._scope_of(request)
+            if scope is None:
+                return forbidden()
             return await self._watch(request, scope) or await self._run(request, scope)
         except ChatkeepError as error:
             return problem_of(error)
@@ -205,6 +215,8 @@ class ChatRouter:
     async def _get(self, request: Request) -> Response:
         try:
             scope = await self._scope_of(request)
+            if scope is None:
+                return forbidden()
             return await self._watch(request, scope) or await reconstruct_chat(
                 self._scoped(scope),
                 request,
@@ -242,14 +254,7 @@ class ChatRouter:
 
     async def _start(self, key: RunKey, params: ChatParams) -> None:
         signal = AbortSignal()
-        made = self._agent(replace(params, abort=signal))
-        stream = await made if inspect.isawaitable(made) else made
-        if key.scope != EMPTY_SCOPE and _keeps_elsewhere(stream, key.scope):
-            await aclose(stream)
-            raise CompositionError(
-                "the agent keeps its runs in another scope than the request's: give "
-                "with_persistence the params.persistence of the request"
-            )
+        stream = await self._runner.stream(replace(params, abort=signal), key.scope)
         try:
             await self.delivery.start(stream, key=key, thread_id=params.thread_id, abort=signal)
         except RunConflict:
@@ -265,41 +270,35 @@ class ChatRouter:
 
     # -- scope --------------------------------------------------------------------
 
-    async def _scope_of(self, request: Request) -> Scope:
+    async def _scope_of(self, request: Request) -> Scope | None:
+        """Whose rows the request works on; None: nobody's, it is refused."""
         if isinstance(self._scope, Scope):
             return self._scope
         found = self._scope(request)
-        return await found if inspect.isawaitable(found) else found
+        scope: object = await found if inspect.isawaitable(found) else found
+        if scope is not None and not isinstance(scope, Scope):
+            kind = type(scope).__name__
+            raise CompositionError(f"scope= must find a Scope(…) or None; it found {kind}")
+        if scope is None or scope == EMPTY_SCOPE:
+            return EMPTY_SCOPE if self._unscoped else None
+        return scope
 
     def _scoped(self, scope: Scope) -> Persistence:
         return self._persistence if scope == EMPTY_SCOPE else self._persistence.scoped(scope)
 
 
-def _chat(options: Mapping[str, Any], params: ChatParams) -> ChatStream:
-    """The agent that is described by the options of a chat."""
-    middleware = list(options.get("middleware", ()))
-    if not _keeps(options):
-        middleware.insert(0, with_persistence(params.persistence))
-    own: dict[str, Any] = {**options, "middleware": middleware}
-    return chat(**params.chat_kwargs(), **own)
-
-
-def _keeps(options: Mapping[str, Any]) -> bool:
-    """Whether the options of a chat store it already."""
-    return any(PERSISTENCE in m.provides for m in options.get("middleware", ()))
-
-
-def _keeps_elsewhere(stream: AsyncIterator[BaseEvent], scope: Scope) -> bool:
-    """Whether an agent's stream would read and write rows of another scope than ``scope``: of
-    another tenant, if thread ids meet."""
-    if not isinstance(stream, ChatStream):
-        return False
-    return any(
-        backend.scope != scope
-        for middleware in stream.middleware
-        if isinstance(middleware, PersistenceMiddleware)
-        for backend in middleware.persistence.backends
-    )
+def _check_arguments(authorize: object, scope: object, path: object, sweep_seconds: object) -> None:
+    if authorize is not None and not callable(authorize):
+        kind = type(authorize).__name__
+        raise CompositionError(f"authorize is a callable (thread_id, request), not {kind}")
+    if not isinstance(scope, Scope) and not callable(scope):
+        kind = type(scope).__name__
+        raise CompositionError(f"scope is a Scope(…) or a callable that finds it, not {kind}")
+    if not isinstance(path, str) or not path.startswith("/"):
+        raise CompositionError(f"path must begin with a slash, like /api/chat: {path!r}")
+    seconds = 1 if sweep_seconds is None else sweep_seconds
+    if not isinstance(seconds, (int, float)) or isinstance(seconds, bool) or not seconds > 0:
+        raise CompositionError(f"sweep_seconds is a number above 0, or None: {sweep_seconds!r}")
 
 
 async def _refuse_known(persistence: Persistence, params: ChatParams) -> None:

@@ -23,7 +23,7 @@ from chatkeep.delivery import (
     encode_event,
     with_terminal,
 )
-from chatkeep.delivery._terminal import aclose, failed
+from chatkeep.delivery._terminal import aclose, check_stream, failed
 from chatkeep.errors import ChatkeepError, EventsTrimmed
 from chatkeep.scope import EMPTY_SCOPE, Scope
 
@@ -79,7 +79,11 @@ def sse_response(
         scope: whose run it is; with a delivery only.
         abort: the signal that the stream obeys; with a delivery only.
         heartbeat: seconds of silence before a comment line is sent.
+
+    Raises:
+        CompositionError: ``stream`` is no async iterator.
     """
+    check_stream(stream)
     if delivery is None:
         return EventStream(_direct(stream), heartbeat=heartbeat)
     return EventStream(_driven(stream, delivery, scope, abort), heartbeat=heartbeat)
