@@ -9,11 +9,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from chatkeep.backends import Persistence
-from chatkeep.errors import ChatkeepError, InterruptConflict, RunConflict
-from chatkeep.records import UNSET, ActivityRecord, InterruptRecord, RunError, RunPatch, RunRecord
+from chatkeep.errors import ChatkeepError
+from chatkeep.records import UNSET, ActivityRecord, InterruptRecord, RunError, RunPatch
 from chatkeep.rules import new_commit_id
 from chatkeep.stores import (
-    NO_THREAD,
     ActivitiesWrite,
     CutAppend,
     InterruptAnswer,
@@ -25,8 +24,9 @@ from chatkeep.stores import (
     TurnReceipt,
     ViewQuery,
 )
+from chatkeep.testkit._machine_sides import Failed, Pair, Side, plain_interrupt, plain_run
 
-__all__ = ["Machine", "Pair", "Side"]
+__all__ = ["Machine"]
 
 # The first of each comes up most: calls must meet to show anything.
 THREADS = ("t", "t", "t", "t:1", "subagent:r1")
@@ -60,92 +60,6 @@ messages = st.lists(
 )
 
 _ALL = ViewQuery(runs="all", interrupts="all", activities=True, drafts=True)
-
-
-class Side:
-    """One persistence, and the tokens that it has shown so far."""
-
-    def __init__(self, persistence: Persistence) -> None:
-        self.persistence = persistence
-        self.stores: Any = persistence.stores
-        self.backend: Any = persistence.stores.messages.backend  # type: ignore[union-attr]
-        self.revisions: dict[str, list[str]] = {}
-        self.numbers: dict[str, list[int]] = {}
-        self.cuts: dict[str, list[str]] = {}
-        self.metadata: list[str | None] = [None, "made-up"]
-
-    def revision(self, thread: str, revision: str) -> int:
-        """When this revision was first seen."""
-        seen = self.revisions.setdefault(thread, [NO_THREAD, "made-up"])
-        if revision not in seen:
-            seen.append(revision)
-        return seen.index(revision)
-
-    def learn(self, thread: str, numbers: list[int]) -> None:
-        """Take note of sequence numbers."""
-        known = self.numbers.setdefault(thread, [0])
-        known.extend(n for n in numbers if n not in known)
-        known.sort()
-
-    def rank(self, thread: str, number: int) -> int:
-        """The place of a number among those seen."""
-        return self.numbers[thread].index(number)
-
-    def ranks(self, thread: str, numbers: list[int]) -> list[int]:
-        """Take note of numbers, and their places."""
-        self.learn(thread, numbers)
-        return [self.rank(thread, n) for n in numbers]
-
-    def number(self, thread: str, rank: int) -> int:
-        """A number seen before, by its place (counted round)."""
-        known = self.numbers.get(thread, [0])
-        return known[rank % len(known)]
-
-    def at(self, thread: str, back: int) -> str:
-        """A revision seen before, ``back`` steps from the newest; the newest for 0."""
-        seen = self.revisions.get(thread, [NO_THREAD, "made-up"])
-        return seen[0] if len(seen) == 2 and not back else seen[-1 - back % len(seen)]
-
-    def cut(self, thread: str, index: int) -> str:
-        """The id of a cut that was listed before, or of none."""
-        seen = ["no-such-cut", *self.cuts.get(thread, [])]
-        return seen[index % len(seen)]
-
-
-class Pair:
-    """The model and the subject."""
-
-    def __init__(self, model: Persistence, subject: Persistence) -> None:
-        self.sides = (Side(model), Side(subject))
-
-
-class _Failed:
-    """An error as it is compared: its type, and the reason of a RunConflict."""
-
-    def __init__(self, error: ChatkeepError) -> None:
-        self.error = error
-        reason = error.reason if isinstance(error, RunConflict) else None
-        ids = error.interrupt_ids if isinstance(error, InterruptConflict) else None
-        self.key = (type(error).__name__, reason, ids)
-
-    def __repr__(self) -> str:
-        return f"{type(self.error).__name__}: {self.error}"
-
-
-def _run(run: RunRecord | None) -> Any:
-    if run is None:
-        return None
-    plain = run.to_json()
-    if run.lease is not None:
-        plain["lease"] = run.lease.token
-    return plain
-
-
-def _interrupt(record: InterruptRecord) -> dict[str, Any]:
-    plain = record.to_json()
-    if "resolvedAt" in plain:
-        plain["resolvedAt"] = "some time"
-    return plain
 
 
 class Machine(RuleBasedStateMachine):
@@ -206,8 +120,8 @@ class Machine(RuleBasedStateMachine):
             try:
                 results.append(await call(side))
             except ChatkeepError as error:
-                results.append(_Failed(error))
-        keys = [r.key if isinstance(r, _Failed) else "ok" for r in results]
+                results.append(Failed(error))
+        keys = [r.key if isinstance(r, Failed) else "ok" for r in results]
         assert keys[0] == keys[1], (
             f"model {results[0]!r} {keys[0]}, subject {results[1]!r} {keys[1]}"
         )
@@ -235,9 +149,9 @@ class Machine(RuleBasedStateMachine):
             "numbers": [side.rank(thread, n) for n in view.numbers],
             "truncated": view.truncated,
             "foreign": view.foreign_run,
-            "run": _run(view.run),
-            "runs": [_run(r) for r in view.runs],
-            "interrupts": repr([_interrupt(r) for r in view.interrupts]),
+            "run": plain_run(view.run),
+            "runs": [plain_run(r) for r in view.runs],
+            "interrupts": repr([plain_interrupt(r) for r in view.interrupts]),
             "activities": repr([a.to_json() for a in view.activities]),
             "drafts": sorted((d.run_id, repr(d.messages)) for d in view.drafts),
         }
@@ -249,7 +163,8 @@ class Machine(RuleBasedStateMachine):
             "newest": side.rank(thread, receipt.newest),
             "numbers": [side.rank(thread, n) for n in receipt.numbers],
             # Of a replayed commit the run may be shown as it was then or as it is now.
-            "run": receipt.run and (receipt.run.run_id if receipt.replayed else _run(receipt.run)),
+            "run": receipt.run
+            and (receipt.run.run_id if receipt.replayed else plain_run(receipt.run)),
             "created": receipt.created_run,
             "cut": receipt.cut_id is not None,
             "replayed": receipt.replayed,
@@ -397,7 +312,7 @@ class Machine(RuleBasedStateMachine):
                 lease_ms=ms,
             ),
             thread=thread,
-            show=lambda _, r: _run(r),
+            show=lambda _, r: plain_run(r),
         )
 
     @rule(
@@ -500,7 +415,7 @@ class Machine(RuleBasedStateMachine):
             self.both(
                 lambda s: s.backend.renew_lease(thread, run, token or "c", ms),
                 thread=thread,
-                show=lambda _, r: _run(r),
+                show=lambda _, r: plain_run(r),
             )
 
     # -- interrupts -----------------------------------------------------------------------
@@ -684,12 +599,12 @@ class Machine(RuleBasedStateMachine):
         elif what == "runs":
             self.both(
                 lambda s: _runs_of(s, thread, run),
-                show=lambda _, found: [_run(r) for r in found],
+                show=lambda _, found: [plain_run(r) for r in found],
             )
         elif what == "interrupt":
             self.both(
                 lambda s: s.stores.interrupts.get(thread, name, run_id=run if flag else None),
-                show=lambda _, r: r and _interrupt(r),
+                show=lambda _, r: r and plain_interrupt(r),
             )
         elif what == "threads":
             self.both(

@@ -14,11 +14,17 @@ by when they first appeared, sequence numbers by their order, times not at all::
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import inspect
 import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
+
+from chatkeep.errors import MissingExtra
+
+if importlib.util.find_spec("hypothesis") is None:
+    raise MissingExtra("chatkeep.testkit.state_machine", "testkit")
 
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
@@ -26,7 +32,8 @@ from hypothesis.stateful import run_state_machine_as_test
 from chatkeep.backends import Persistence
 from chatkeep.memory import memory_persistence
 from chatkeep.scope import Scope
-from chatkeep.testkit._machine import Machine, Pair
+from chatkeep.testkit._machine import Machine
+from chatkeep.testkit._machine_sides import Pair
 
 __all__ = ["StateMachineReport", "run_state_machine"]
 
