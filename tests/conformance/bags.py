@@ -5,7 +5,7 @@ Every bag is checked when it closes: no connection may be in use by then.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -13,7 +13,8 @@ from chatkeep.backends import Backend, Persistence
 from chatkeep.codec import decode, encode
 from chatkeep.compose import compose_persistence, define_activity_store
 from chatkeep.memory import memory_persistence
-from chatkeep.records import ActivityRecord
+from chatkeep.records import ActivityRecord, ModelMessage
+from chatkeep.rules import decode_message, encode_messages
 from chatkeep.scope import Scope, check_id
 from chatkeep.stores import ActivityStore
 
@@ -21,6 +22,36 @@ SHAPES = ("plain", "scoped", "transcript apart", "decisions apart")
 """plain: one backend, unscoped. scoped: a tenant's user of it. transcript apart: messages in
 memory, the rest on the backend. decisions apart: interrupts and metadata in memory,
 activities in two functions of a user's own, the rest on the backend."""
+
+OWN_SHAPES = ("own transcript", "own scoped transcript", "own transcript and activities")
+"""Bags with a messages store of a user's own, of two methods: it has no backend, so no list of
+threads can see what only it knows. The second knows scopes; the third has activities of a
+user's own beside it."""
+
+
+class OwnMessages:
+    """The smallest messages store a user may write: a transcript per thread, saved whole."""
+
+    def __init__(self) -> None:
+        self._rows: dict[tuple[Scope, str], list[bytes]] = {}
+        self._scope = Scope()
+
+    async def load_thread(self, thread_id: str) -> list[ModelMessage]:
+        key = (self._scope, check_id(thread_id, "thread_id"))
+        return [decode_message(body) for body in self._rows.get(key, [])]
+
+    async def save_thread(self, thread_id: str, messages: Sequence[ModelMessage]) -> None:
+        key = (self._scope, check_id(thread_id, "thread_id"))
+        self._rows[key] = [entry.body for entry in encode_messages(messages)]
+
+
+class OwnScopedMessages(OwnMessages):
+    """The same store, with the scope in every key."""
+
+    def scoped(self, scope: Scope) -> OwnScopedMessages:
+        other = OwnScopedMessages()
+        other._rows, other._scope = self._rows, scope
+        return other
 
 
 def minimal_activities() -> ActivityStore:
@@ -46,6 +77,8 @@ async def bag(shape: str, make: Callable[[], Persistence]) -> AsyncIterator[Pers
             yield base
         elif shape == "scoped":
             yield base.scoped(Scope(tenant_id="acme: corp/1", user_id="ann%"))
+        elif shape in OWN_SHAPES:
+            yield compose_persistence(base, overrides=_own(shape))
         else:
             async with memory_persistence() as other:
                 yield compose_persistence(base, overrides=_overrides(shape, other))
@@ -61,6 +94,14 @@ def _overrides(shape: str, other: Persistence) -> Mapping[str, Any]:
         "metadata": other.stores.metadata,
         "activities": minimal_activities(),
     }
+
+
+def _own(shape: str) -> Mapping[str, Any]:
+    if shape == "own scoped transcript":
+        return {"messages": OwnScopedMessages()}
+    if shape == "own transcript":
+        return {"messages": OwnMessages()}
+    return {"messages": OwnMessages(), "activities": minimal_activities()}
 
 
 def checked_out(backend: Backend) -> int:

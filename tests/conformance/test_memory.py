@@ -8,12 +8,12 @@ import pytest
 
 from chatkeep import Persistence, memory_persistence
 from chatkeep.testkit.conformance import *  # noqa: F403
-from conformance.bags import SHAPES, bag
+from conformance.bags import OWN_SHAPES, SHAPES, bag
 
 pytestmark = pytest.mark.memory
 
 
-@pytest.fixture(scope="module", params=SHAPES)
+@pytest.fixture(scope="module", params=[*SHAPES, *OWN_SHAPES])
 async def persistence(request: pytest.FixtureRequest) -> AsyncIterator[Persistence]:
     async with bag(request.param, memory_persistence) as persistence:
         yield persistence

@@ -21,6 +21,7 @@ from chatkeep.rules import encode_messages
 from chatkeep.scope import EMPTY_SCOPE
 from chatkeep.stores import TurnCommit, TurnReceipt, VersionedValue, ViewQuery
 from chatkeep.testkit import conformance as c
+from chatkeep.testkit.conformance._listed import ListedWrites
 from chatkeep.testkit.faults import FaultyBackend
 from chatkeep.testkit.state_machine import run_state_machine
 from conformance.bags import bag
@@ -52,6 +53,8 @@ async def run_case(case: Callable[..., Awaitable[None]], persistence: Any, **giv
             arguments[name] = c.Ids()
         elif name in ("persistence", "admin"):
             arguments[name] = persistence
+        elif name == "write":
+            arguments[name] = ListedWrites(persistence, c.Ids())
         elif name == "maintenance":
             arguments[name] = persistence.maintenance()
         elif name == "scoped":

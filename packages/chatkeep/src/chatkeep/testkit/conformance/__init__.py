@@ -16,13 +16,21 @@ fixture and ``skip`` there. One persistence may be shared by all cases: each use
 
 **Declare or fail.** Each of the five stores is tested; one that is missing fails unless
 ``skip`` names it, and then every case about it is reported as skipped. A tier that is absent
-skips by itself, by name; a tier of which only some methods are there fails.
+skips by itself, by name; a tier of which only some methods are there fails. ``skip`` takes tiers
+too, and ``"ThreadAdmin"``, ``"TurnBackend"``, ``"Scope"`` and ``"Maintenance"``.
 
 The cases are async and run under the anyio pytest plugin, which comes with chatkeep; pytest and
 hypothesis come with the extra ``chatkeep[testkit]``.
 """
 
 from __future__ import annotations
+
+import importlib.util
+
+from chatkeep.errors import MissingExtra
+
+if any(importlib.util.find_spec(name) is None for name in ("pytest", "hypothesis")):
+    raise MissingExtra("chatkeep.testkit.conformance", "testkit")
 
 import pytest
 
@@ -38,6 +46,7 @@ for _name in (
     "edges",
     "interrupts",
     "leases",
+    "listed",
     "maintenance",
     "messages",
     "metadata",

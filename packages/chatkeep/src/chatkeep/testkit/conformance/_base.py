@@ -41,6 +41,7 @@ __all__ = [
     "find_tier",
     "gather",
     "interrupt",
+    "left_out",
     "message_ids",
     "need_store",
     "now_ms",
@@ -174,7 +175,9 @@ class ConformanceCase:
     @pytest.fixture
     def admin(self, persistence: Any, declared: frozenset[str]) -> ThreadAdmin:
         if not isinstance(persistence, ThreadAdmin):
-            raise _left_out("ThreadAdmin", declared, "the persistence is no ThreadAdmin")
+            raise left_out("ThreadAdmin", declared, "the persistence is no ThreadAdmin")
+        if "ThreadAdmin" in declared:
+            raise left_out("ThreadAdmin", declared, "declared as skipped")
         return persistence
 
     @pytest.fixture
@@ -184,20 +187,20 @@ class ConformanceCase:
             backend = getattr(store, "backend", None)
             if isinstance(backend, TurnBackend):
                 if "TurnBackend" in declared:
-                    raise _left_out("TurnBackend", declared, "declared as skipped")
+                    raise left_out("TurnBackend", declared, "declared as skipped")
                 return backend
-        raise _left_out("TurnBackend", declared, "no store has a TurnBackend behind it")
+        raise left_out("TurnBackend", declared, "no store has a TurnBackend behind it")
 
     @pytest.fixture
     def scoped(self, persistence: Any, declared: frozenset[str]) -> Callable[[Scope], Any]:
         """``persistence.scoped``, where every store of the bag knows scopes."""
         scoped: Callable[[Scope], Any] | None = getattr(persistence, "scoped", None)
         if scoped is None or "Scope" in declared:
-            raise _left_out("Scope", declared, "the persistence has no scoped()")
+            raise left_out("Scope", declared, "the persistence has no scoped()")
         try:
             scoped(Scope(tenant_id="probe"))
         except CompositionError as error:
-            raise _left_out("Scope", declared, str(error)) from None
+            raise left_out("Scope", declared, str(error)) from None
         return scoped
 
 
@@ -217,11 +220,11 @@ def _tier(persistence: Any, name: str, declared: frozenset[str]) -> Any:
     need_store(persistence, _TIERS[name][0], declared)
     found = find_tier(persistence, name)
     if found is None or name in declared:
-        raise _left_out(name, declared, f"the {_TIERS[name][0]} store does not have it")
+        raise left_out(name, declared, f"the {_TIERS[name][0]} store does not have it")
     return found
 
 
-def _left_out(name: str, declared: frozenset[str], why: str) -> BaseException:
+def left_out(name: str, declared: frozenset[str], why: str) -> BaseException:
     """What to raise for a tier that is not there: a skip that names it."""
     if name in declared:
         return pytest.skip.Exception(f"declared: no {name}")
