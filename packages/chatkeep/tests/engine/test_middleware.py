@@ -706,6 +706,39 @@ async def test_failures_of_the_other_terminal_hooks_are_logged(
         assert events[-1]["message"] == "first"
 
 
+@pytest.mark.parametrize("hook", ["on_finish", "on_error", "on_abort"])
+async def test_a_terminal_hook_whose_work_was_cancelled_has_failed_like_any_other(
+    hook: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The hooks behind it still run (one of them stores the answer), and the stream ends with
+    its terminal: nobody cancelled the run."""
+
+    async def waits_for_a_dead_task(*_: Any) -> None:
+        task = asyncio.create_task(asyncio.sleep(1))
+        task.cancel()
+        await task
+
+    class Begins(ChatMiddleware):
+        async def on_start(self, ctx: ChatContext) -> None:
+            if hook == "on_abort":
+                ctx.abort("enough")
+            elif hook == "on_error":
+                raise Boom("first")
+
+    dead = type("Dead", (ChatMiddleware,), {hook: waits_for_a_dead_task})
+    trace = TraceMiddleware()
+    events, _ = await run(dead(), trace, Begins())
+    assert (trace.finish or trace.error or trace.abort) is not None
+    assert f"{hook} of middleware Dead was cancelled" in caplog.text
+    terminal = events[-1]
+    if hook == "on_finish":
+        assert terminal["message"] == "on_finish of middleware Dead was cancelled"
+    elif hook == "on_error":
+        assert terminal["message"] == "first"
+    else:
+        assert terminal["outcome"] == {"type": "cancelled"}
+
+
 async def test_hooks_that_ask_to_pause_are_refused_clearly() -> None:
     class Pauses(ChatMiddleware):
         async def on_interrupt_boundary(

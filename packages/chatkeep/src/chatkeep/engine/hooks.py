@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Final, cast
@@ -110,15 +111,31 @@ class Hooks:
         return None
 
     async def every(self, name: str, *args: Any) -> list[Exception]:
-        """Call hook ``name`` everywhere, also after a failure; the failures, logged."""
+        """Call hook ``name`` everywhere, also after a failure; the failures, logged.
+
+        A hook that ends as cancelled (something it awaited was) has failed like any other.
+
+        Raises:
+            asyncio.CancelledError: the run's own task was cancelled meanwhile; every hook has
+                been called.
+        """
         failures: list[Exception] = []
+        task = asyncio.current_task()
+        asked = 0 if task is None else task.cancelling()
         with self._gate:
             for item, hook in self.of(name):
                 try:
                     await hook(self._context, *args)
+                except asyncio.CancelledError as error:
+                    _LOG.exception("%s of middleware %s was cancelled", name, label(item))
+                    failure = RuntimeError(f"{name} of middleware {label(item)} was cancelled")
+                    failure.__cause__ = error
+                    failures.append(failure)
                 except Exception as error:  # noqa: BLE001 - returned, and logged
                     _LOG.exception("%s of middleware %s failed", name, label(item))
                     failures.append(error)
+        if task is not None and task.cancelling() > asked:
+            raise asyncio.CancelledError
         return failures
 
     async def setup(self, declared: dict[Capability[Any], str]) -> None:
