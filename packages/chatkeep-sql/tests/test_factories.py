@@ -194,6 +194,29 @@ def test_what_it_cannot_open_is_refused_by_name(make: Any, given: Any) -> None:
         make(given)
 
 
+@pytest.mark.sqlite
+@pytest.mark.parametrize("url", ["sqlite://rel.db", "sqlite+aiosqlite://host/chat.db"])
+def test_a_sqlite_url_with_too_few_slashes_is_told_how_many(url: str) -> None:
+    for make in (sqlite_persistence, open_persistence):
+        with pytest.raises(CompositionError, match=r"three slashes .*sqlite:///chat\.db"):
+            make(url)
+
+
+@pytest.mark.sqlite
+async def test_a_file_that_cannot_be_opened_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whole, also when it was given relative to where the process was started."""
+    monkeypatch.chdir(tmp_path)
+    async with sqlite_persistence("nowhere/chat.db") as persistence:
+        with pytest.raises(BackendUnavailable, match="unable to open") as caught:
+            await persistence.stores.messages.load_thread("t")
+        # The thread of the failed connection reports to this loop once more before it ends.
+        (tmp_path / "nowhere").mkdir()
+        assert await persistence.stores.messages.load_thread("t") == []
+    assert str(tmp_path / "nowhere" / "chat.db") in str(caught.value)
+
+
 def test_the_package_imports_no_driver() -> None:
     """Only what a URL asks for is imported, when it is asked for."""
     import subprocess

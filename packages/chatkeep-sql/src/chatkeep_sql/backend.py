@@ -11,7 +11,7 @@ from sqlalchemy.exc import DBAPIError
 
 from chatkeep.backends import Backend
 from chatkeep.codec import JsonValue
-from chatkeep.errors import SchemaOutOfDate
+from chatkeep.errors import BackendUnavailable, SchemaOutOfDate
 from chatkeep.records import CutRecord, ModelMessage, RunRecord
 from chatkeep.scope import EMPTY_SCOPE, Scope
 from chatkeep.stores import (
@@ -243,6 +243,14 @@ class SqliteBackend(SqlBackend):
             raise SchemaOutOfDate(
                 f"there is no file {name!r}: run `chatkeep migrate URL`", expected=REVISIONS[-1]
             )
+
+    def _translate(self, error: Exception) -> Exception:
+        told = super()._translate(error)
+        name = self._runner.engine.url.database
+        if name and isinstance(told, BackendUnavailable) and "unable to open" in str(told):
+            # SQLite does not say which; a relative path depends on where the process was started.
+            return BackendUnavailable(f"{told}: {Path(name).absolute()}")
+        return told
 
     async def _read_view(self, thread_id: str, query: ViewQuery) -> ThreadView:
         return await self._read(read_plain, self._scope, thread_id, query)
