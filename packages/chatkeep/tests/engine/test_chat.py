@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from ag_ui.core import ResumeEntry, Tool, UserMessage
 
-from chatkeep.engine import Event, ModelRequest, chat, model_finished
+from chatkeep.engine import ChatMiddleware, Event, ModelRequest, chat, model_finished
 from chatkeep.errors import ChatkeepError, CompositionError
 from chatkeep.testkit.played import PlayedModel, collect
 
@@ -25,6 +25,28 @@ async def _end(request: ModelRequest) -> AsyncIterator[Event]:
 def test_features_of_later_versions_are_refused_not_ignored(later: dict[str, Any]) -> None:
     with pytest.raises(CompositionError, match=next(iter(later))):
         chat(adapter=PlayedModel(), messages=[], **later)
+
+
+class Streams:
+    provider = "p"
+
+    def stream(self, request: ModelRequest) -> AsyncIterator[Event]:
+        return _end(request)
+
+
+@pytest.mark.parametrize("given", [None, "gpt", PlayedModel, object(), Streams()])
+def test_what_is_no_model_adapter_is_refused(given: Any) -> None:
+    """Also the class instead of an object of it, and one that does not name its model."""
+    with pytest.raises(
+        CompositionError, match=r"not a model adapter.*give an object with provider"
+    ):
+        chat(adapter=given, messages=[])
+
+
+def test_a_middleware_without_its_list_is_refused() -> None:
+    one: Any = ChatMiddleware()
+    with pytest.raises(CompositionError, match="middleware is a list"):
+        chat(adapter=PlayedModel(), messages=[], middleware=one)
 
 
 @pytest.mark.parametrize("limit", [0, -1, True])

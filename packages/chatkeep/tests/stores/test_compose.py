@@ -286,6 +286,14 @@ async def test_chat_needs_messages_and_runs_beside_interrupts(memory: Persistenc
         with_persistence(compose_persistence(memory, overrides={"runs": False}))
 
 
+@pytest.mark.parametrize("given", ["sqlite:///chat.db", None, {}, memory_persistence])
+async def test_what_is_no_persistence_is_told_how_to_make_one(given: Any) -> None:
+    with pytest.raises(CompositionError, match=r"with_persistence needs a persistence, not .*make"):
+        with_persistence(given)
+    with pytest.raises(CompositionError, match=r"needs a persistence, not .*make one with"):
+        await hydrate_thread(given, "t")
+
+
 async def test_reading_needs_messages_only(memory: Persistence) -> None:
     only = define_persistence({"messages": memory.stores.messages})
     assert (await hydrate_thread(only, "t"))["messages"] == []

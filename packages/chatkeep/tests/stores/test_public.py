@@ -8,6 +8,7 @@ import inspect
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -79,6 +80,22 @@ def test_a_url_opens_the_backend_of_its_scheme() -> None:
 def test_a_url_of_a_package_that_is_not_installed_names_the_extra() -> None:
     with pytest.raises(MissingExtra, match=r"chatkeep\[mongo\]"):
         open_persistence("mongodb://x")
+
+
+@pytest.mark.parametrize(
+    ("url", "what"),
+    [(None, "NoneType"), ("chat.db", "a text without ://"), ("", "a text without ://")],
+)
+def test_what_is_no_url_is_told_what_one_looks_like(url: Any, what: str) -> None:
+    """An environment variable that is not set is None."""
+    with pytest.raises(CompositionError, match=rf"no backend for {what}: give a URL, like sqlite"):
+        open_persistence(url)
+
+
+def test_a_text_that_may_hold_a_password_is_not_repeated() -> None:
+    with pytest.raises(CompositionError) as caught:
+        open_persistence("user:secret@host/db")
+    assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize("url", ["nonsense://x", "", "t.db", "memory://name", "memory:///x"])
