@@ -7,6 +7,7 @@ import json
 from collections import defaultdict
 from typing import Any
 
+import pytest
 from ag_ui.core import (
     CustomEvent,
     ReasoningEncryptedValueEvent,
@@ -197,3 +198,40 @@ def test_any_hook_that_drops_doubles_or_aborts_leaves_a_valid_stream(
             return None if isinstance(event, CustomEvent) else await super().on_chunk(ctx, event)
 
     play(turns, Quiet())
+
+
+@pytest.mark.parametrize("end", [{"result": "done"}, {}], ids=["by the provider", "by a tool"])
+def test_the_result_of_a_call_whose_start_was_dropped_is_not_published(end: Any) -> None:
+    """A strict reader knows no such call; the rows are stored all the same."""
+
+    class Hides(ChatMiddleware):
+        async def on_chunk(self, ctx: ChatContext, event: Event) -> Any:
+            return DROP if isinstance(event, ToolCallStartEvent) else None
+
+    turn: list[Event] = [
+        ToolCallStartEvent(tool_call_id="a", tool_call_name="t"),
+        ToolCallEndEvent(tool_call_id="a", **end),
+        RunFinishedEvent(
+            thread_id="t", run_id="r", metadata={"tanstack": {"finishReason": "tool_calls"}}
+        ),
+    ]
+    stop: list[Event] = [RunFinishedEvent(thread_id="t", run_id="r")]
+    events, rows = play([turn, stop], Hides())
+    assert not [e for e in events if e["type"].startswith("TOOL_CALL")]
+    assert "tool" in [row["role"] for row in rows]
+
+
+def test_a_doubled_result_is_published_once() -> None:
+    """A call has one result on the wire, as in the store."""
+
+    class Doubles(ChatMiddleware):
+        async def on_chunk(self, ctx: ChatContext, event: Event) -> Any:
+            return [event, event] if isinstance(event, ToolCallResultEvent) else None
+
+    turn: list[Event] = [
+        ToolCallStartEvent(tool_call_id="a", tool_call_name="t"),
+        ToolCallEndEvent(tool_call_id="a", result="done"),
+        RunFinishedEvent(thread_id="t", run_id="r"),
+    ]
+    events, _ = play([turn], Doubles())
+    assert [e["type"] for e in events].count("TOOL_CALL_RESULT") == 1

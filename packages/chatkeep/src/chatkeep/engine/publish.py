@@ -16,6 +16,8 @@ from ag_ui.core import (
     StepFinishedEvent,
     TextMessageEndEvent,
     ToolCallEndEvent,
+    ToolCallResultEvent,
+    ToolCallStartEvent,
 )
 
 from chatkeep.engine.channel import Channel
@@ -63,18 +65,23 @@ _LIFECYCLE: Final = frozenset({EventType.RUN_STARTED, EventType.RUN_FINISHED, Ev
 class Spans:
     """What is open on the wire: a strict reader refuses an end without a start."""
 
-    __slots__ = ("_open",)
+    __slots__ = ("_open", "_settled")
 
     def __init__(self) -> None:
         self._open: dict[tuple[str, str, str | None], None] = {}
+        self._settled: set[str] = set()
 
     def admit(self, event: Event) -> bool:
         """Whether ``event`` may follow what was admitted before; notes what it opens or closes.
 
-        Refused: a second start, content or an end of what is not open. That happens when a
-        middleware dropped the other half.
+        Refused: a second start, content or an end of what is not open, a second result or one
+        of a hidden call. That happens when a middleware dropped the other half, or doubles.
         """
         kind = event.type
+        if isinstance(event, ToolCallResultEvent):
+            if event.tool_call_id in self._settled:
+                return False
+            self._settled.add(event.tool_call_id)
         if (place := _NEEDS.get(kind)) is not None:
             return self._key(place, event) in self._open
         if (place := _OPENS.get(kind)) is not None:
@@ -88,6 +95,14 @@ class Spans:
                 return False
             del self._open[key]
         return True
+
+    def expect(self, event: Event) -> None:
+        """``event`` went through the hooks: a call whose start did not come out is hidden. (One
+        that never started here is not: its start was in an earlier run.)"""
+        if isinstance(event, ToolCallStartEvent):
+            key = self._key(_OPENS[event.type], event)
+            if key not in self._open:
+                self._settled.add(event.tool_call_id)
 
     @staticmethod
     def _key(place: tuple[str, str], event: Event) -> tuple[str, str, str | None]:
@@ -164,6 +179,7 @@ class Publisher:
         self._context.chunk_index += 1
         for out in await self._hooks.chunk(event):
             self.put(out)
+        self._spans.expect(event)
         if self._channel.full:
             await self._channel.room()
 
