@@ -235,3 +235,20 @@ def test_a_doubled_result_is_published_once() -> None:
     ]
     events, _ = play([turn], Doubles())
     assert [e["type"] for e in events].count("TOOL_CALL_RESULT") == 1
+
+
+def test_a_call_whose_end_was_dropped_is_ended_before_its_result() -> None:
+    """A strict reader refuses the result of a call that is still open."""
+
+    class Hides(ChatMiddleware):
+        async def on_chunk(self, ctx: ChatContext, event: Event) -> Any:
+            return DROP if isinstance(event, ToolCallEndEvent) else None
+
+    turn: list[Event] = [
+        ToolCallStartEvent(tool_call_id="a", tool_call_name="t"),
+        ToolCallEndEvent(tool_call_id="a", result="done"),
+        RunFinishedEvent(thread_id="t", run_id="r"),
+    ]
+    events, _ = play([turn], Hides())
+    calls = [e["type"] for e in events if e["type"].startswith("TOOL_CALL")]
+    assert calls[-2:] == ["TOOL_CALL_END", "TOOL_CALL_RESULT"]

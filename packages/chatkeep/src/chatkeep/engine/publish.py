@@ -96,6 +96,13 @@ class Spans:
             del self._open[key]
         return True
 
+    def missing(self, event: Event) -> list[Event]:
+        """The end that a hook dropped and ``event``, a result, needs before it; noted."""
+        if not isinstance(event, ToolCallResultEvent):
+            return []
+        place = self._key(_OPENS[EventType.TOOL_CALL_START], event)
+        return [self._close(place)] if place in self._open else []
+
     def expect(self, event: Event) -> None:
         """``event`` went through the hooks: a call whose start did not come out is hidden. (One
         that never started here is not: its start was in an earlier run.)"""
@@ -111,15 +118,17 @@ class Spans:
     def closing(self, *, steps: bool) -> list[Event]:
         """The ends of everything open, innermost first, with or without the steps; it is closed
         afterwards."""
-        ends: list[Event] = []
-        for place in list(reversed(self._open)):
-            kind, key, subagent = place
-            if kind == "step" and not steps:
-                continue
-            end = _ENDINGS[kind](key)
-            ends.append(end if subagent is None else with_changes(end, subagent_run_id=subagent))
-            del self._open[place]
-        return ends
+        return [
+            self._close(place)
+            for place in list(reversed(self._open))
+            if steps or place[0] != "step"
+        ]
+
+    def _close(self, place: tuple[str, str, str | None]) -> Event:
+        kind, key, subagent = place
+        del self._open[place]
+        end = _ENDINGS[kind](key)
+        return end if subagent is None else with_changes(end, subagent_run_id=subagent)
 
 
 class Publisher:
@@ -191,6 +200,8 @@ class Publisher:
         if not self._spans.admit(event):
             _LOG.debug("%s is not published: its other half is missing", event.type.value)
             return
+        for end in self._spans.missing(event):
+            self._send(end)
         self._send(event)
 
     def lifecycle(self, event: Event) -> None:
