@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from chatkeep import Persistence
-from chatkeep.errors import BackendUnavailable, StoreClosed
+from chatkeep import Persistence, Scope
+from chatkeep.errors import BackendUnavailable, CompositionError, StoreClosed
 from chatkeep.stores import ViewQuery
 from chatkeep_sql import postgres_persistence, sqlite_persistence
 from servers import Database, PostgresProcess, TcpProxy
@@ -204,6 +204,30 @@ async def test_a_closed_persistence_says_so(opened: Any) -> None:
     await persistence.aclose()
     with pytest.raises(StoreClosed):
         await persistence.stores.messages.load_thread("t")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param("sqlite", marks=pytest.mark.sqlite),
+        pytest.param("psycopg", marks=pytest.mark.postgres),
+        pytest.param("asyncpg", marks=pytest.mark.postgres),
+    ],
+)
+async def test_another_event_loop_is_refused_at_once(opened: Any, kind: str) -> None:
+    """Connections belong to one loop: elsewhere they would hang until the timeout. Of every
+    handle, and without harm to the loop that uses it."""
+    async with opened(kind) as persistence:
+        await persistence.stores.messages.load_thread("t")
+
+        async def elsewhere() -> None:
+            other = persistence.scoped(Scope(user_id="u"))
+            for bag in (persistence, other):
+                with pytest.raises(CompositionError, match="another event loop"):
+                    await bag.stores.messages.load_thread("t")
+
+        await asyncio.to_thread(asyncio.run, elsewhere())
+        assert await persistence.stores.messages.load_thread("t") == []
 
 
 async def test_a_sqlite_file_that_somebody_else_holds_is_unavailable_in_time(

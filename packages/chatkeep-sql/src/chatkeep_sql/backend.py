@@ -56,6 +56,7 @@ class SqlBackend(Backend):
     """
 
     dialect: ClassVar[setup.Dialect]
+    one_loop = True
 
     def __init__(
         self,

@@ -90,6 +90,10 @@ class Backend(abc.ABC):
     commit_retries: ClassVar[int] = 3
     """How often a commit is sent again after ``BackendUnavailable`` (same commit id)."""
 
+    one_loop: ClassVar[bool] = False
+    """Whether connections belong to the event loop that opened them. Calls from another loop are
+    refused then: drivers would wait for answers that wake the wrong loop."""
+
     def __init__(self, *, scope: Scope = EMPTY_SCOPE, timeout: float | None = 30.0) -> None:
         self._scope = scope
         self._timeout = timeout
@@ -422,6 +426,8 @@ class Backend(abc.ABC):
     ) -> _T:
         if self._shared.closed:
             raise StoreClosed(f"the {self.name} persistence")
+        if self.one_loop:
+            self._shared.enter_loop(self.name)
         return await _finish(self._guarded(primitive, retries, opened))
 
     async def _guarded(
@@ -469,13 +475,29 @@ class Backend(abc.ABC):
 class _Shared:
     """State that all handles of one backend share."""
 
-    __slots__ = ("closed", "fingerprints", "lock", "opened")
+    __slots__ = ("closed", "fingerprints", "lock", "loop", "opened")
 
     def __init__(self) -> None:
         self.fingerprints = Fingerprints()
         self.closed = False
         self.opened = False
         self.lock = asyncio.Lock()
+        self.loop: asyncio.AbstractEventLoop | None = None
+
+    def enter_loop(self, name: str) -> None:
+        """Keep to the event loop of the first call.
+
+        Raises:
+            CompositionError: this is another one.
+        """
+        loop = asyncio.get_running_loop()
+        if self.loop is None:
+            self.loop = loop
+        elif self.loop is not loop:
+            raise CompositionError(
+                f"the {name} persistence was used in another event loop, to which its "
+                "connections belong: open one persistence per event loop"
+            )
 
 
 async def _finish(work: Awaitable[_T]) -> _T:
