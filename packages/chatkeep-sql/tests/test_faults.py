@@ -230,6 +230,30 @@ async def test_another_event_loop_is_refused_at_once(opened: Any, kind: str) -> 
         assert await persistence.stores.messages.load_thread("t") == []
 
 
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param("sqlite", marks=pytest.mark.sqlite),
+        pytest.param("psycopg", marks=pytest.mark.postgres),
+        pytest.param("asyncpg", marks=pytest.mark.postgres),
+    ],
+)
+async def test_setting_up_in_a_loop_of_its_own_comes_before_the_servers_loop(
+    opened: Any, kind: str
+) -> None:
+    """``asyncio.run(persistence.migrate())``, then a server: a usual way to start."""
+    async with opened(kind) as persistence:
+
+        async def before() -> None:
+            await persistence.migrate()
+            await persistence.check_schema()
+
+        await asyncio.to_thread(asyncio.run, before())
+        await persistence.stores.messages.save_thread("t", [{"role": "user", "content": "hi"}])
+        await persistence.check_schema()  # in use by now: what it uses is kept
+        assert len(await persistence.stores.messages.load_thread("t")) == 1
+
+
 async def test_a_sqlite_file_that_somebody_else_holds_is_unavailable_in_time(
     tmp_path: Any, tools: Any
 ) -> None:

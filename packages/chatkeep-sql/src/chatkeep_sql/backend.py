@@ -88,6 +88,27 @@ class SqlBackend(Backend):
             timeout=self._timeout,
         )
 
+    # -- before the first chat ------------------------------------------------------
+
+    async def setup(self) -> None:
+        """See :class:`~chatkeep.backends.Backend`. Keeps no connection if nothing else was
+        asked yet: ``asyncio.run(persistence.migrate())`` may come before the server's loop."""
+        await super().setup()
+        await self._leave_unused()
+
+    async def check_schema(self) -> None:
+        """See :class:`~chatkeep.backends.Backend`; like :meth:`setup` it keeps no connection."""
+        await super().check_schema()
+        await self._leave_unused()
+
+    async def _leave_unused(self) -> None:
+        if self._owned and not self._shared.opened and not self._in_memory():
+            await self._runner.engine.dispose()
+            self._shared.loop = None
+
+    def _in_memory(self) -> bool:
+        return False
+
     async def _read(self, program: Callable[..., Program[_T]], *arguments: Any) -> _T:
         return await self._runner.once(lambda: program(self._sql, *arguments))
 
@@ -237,10 +258,13 @@ class SqliteBackend(SqlBackend):
         self._need_file()
         await super()._check_schema()
 
+    def _in_memory(self) -> bool:
+        return self._runner.engine.url.database in {None, "", ":memory:"}
+
     def _need_file(self) -> None:
         """Looking at a store makes nothing; a connection would leave an empty file behind."""
-        name = self._runner.engine.url.database
-        if name and name != ":memory:" and not name.startswith("file:") and not Path(name).exists():
+        name = self._runner.engine.url.database or ""
+        if not self._in_memory() and not name.startswith("file:") and not Path(name).exists():
             raise SchemaOutOfDate(
                 f"there is no file {name!r}: run `chatkeep migrate URL`", expected=REVISIONS[-1]
             )
