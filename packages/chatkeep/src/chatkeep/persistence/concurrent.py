@@ -62,7 +62,7 @@ async def _run_of(
 
 
 def _overlaps(run: RunRecord, since: int) -> bool:
-    ended = run.finished_at is not None and run.finished_at < since
+    ended = run.finished_at is not None and run.finished_at <= since
     return not ended and run.started_at >= since - ON_ITS_WAY_MS
 
 
