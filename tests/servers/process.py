@@ -138,15 +138,13 @@ class ServerProcess(abc.ABC):
         frozen: set[int] = set()
         while new := [p for p in self._tree() if p.pid not in frozen]:
             for process in new:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    process.suspend()
+                _signal(process, signal.SIGSTOP)
                 frozen.add(process.pid)
 
     def resume(self) -> None:
         """Undo :meth:`pause`."""
         for process in reversed(self._tree()):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.resume()
+            _signal(process, signal.SIGCONT)
 
     def close(self) -> None:
         """Stop at once and delete the data. Idempotent."""
@@ -205,19 +203,31 @@ class ServerProcess(abc.ABC):
         return self._process
 
     def _tree(self) -> list[psutil.Process]:
-        process = self._running()
-        return [process, *process.children(recursive=True)]
+        # By parent id alone: psutil's own children() also compares times of creation, which move
+        # where the kernel's boot time does, and then leaves some out.
+        by_parent: dict[int, list[psutil.Process]] = {}
+        for other in psutil.process_iter(["ppid"]):
+            by_parent.setdefault(other.info["ppid"], []).append(other)
+        found: list[psutil.Process] = [self._running()]
+        for parent in found:
+            found.extend(by_parent.get(parent.pid, []))
+        return found
 
     def _end(self, processes: list[psutil.Process]) -> None:
         for process in processes:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
+            _signal(process, signal.SIGKILL)
         self._running().wait(10)
         self._process = None
         # The others are not our children: the init process collects them when it likes.
         deadline = time.monotonic() + 10
         while any(map(_lives, processes)) and time.monotonic() < deadline:
             time.sleep(0.005)
+
+
+def _signal(process: psutil.Process, number: signal.Signals) -> None:
+    # Not through psutil, which refuses when the time of creation seems to have changed.
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process.pid, number)
 
 
 def _lives(process: psutil.Process) -> bool:
