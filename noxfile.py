@@ -24,19 +24,24 @@ nox.options.download_python = "never"
 nox.options.reuse_venv = "yes"
 
 ROOT = Path(__file__).parent
-PACKAGES = ("packages/chatkeep", "packages/chatkeep-sql")
 EDITABLE = (
     "--editable", "packages/chatkeep[web,testkit]",
     "--editable", "packages/chatkeep-sql[sqlite,postgres,asyncpg]",
+    "--editable", "packages/chatkeep-redis",
+    "--editable", "packages/chatkeep-dynamodb",
+    "--editable", "packages/chatkeep-mongo[motor]",
 )  # fmt: skip
 
 APART = ("docs", "packaging", "node")
 """Markers of tests that have a session of their own, whatever backend they use."""
 
 SUITES = {
-    "memory": "not sqlite and not postgres",
-    "sqlite": "sqlite and not postgres",
-    "postgres": "postgres",
+    "memory": "not sqlite and not postgres and not redis and not dynamodb and not mongo",
+    "sqlite": "sqlite and not postgres and not redis and not dynamodb and not mongo",
+    "postgres": "postgres and not redis and not dynamodb and not mongo",
+    "redis": "redis and not dynamodb and not mongo",
+    "dynamodb": "dynamodb and not mongo",
+    "mongo": "mongo",
 }
 """Marker expressions that share out the other tests: each runs in exactly one session."""
 
@@ -100,6 +105,27 @@ def tests_postgres(session: nox.Session) -> None:
     """What runs on PostgreSQL, with psycopg and with asyncpg."""
     install(session, "test", "postgres")
     suite(session, "postgres")
+
+
+@nox.session(name="tests-redis")
+def tests_redis(session: nox.Session) -> None:
+    """What runs on a Redis server and on a cluster of three."""
+    install(session, "test", "redis")
+    suite(session, "redis")
+
+
+@nox.session(name="tests-dynamodb")
+def tests_dynamodb(session: nox.Session) -> None:
+    """What runs on DynamoDB."""
+    install(session, "test", "dynamodb")
+    suite(session, "dynamodb")
+
+
+@nox.session(name="tests-mongo")
+def tests_mongo(session: nox.Session) -> None:
+    """What runs on MongoDB, with PyMongo and with Motor."""
+    install(session, "test", "mongo")
+    suite(session, "mongo")
 
 
 @nox.session(name="tests-wire")

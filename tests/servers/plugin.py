@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from servers.marks import mark_by_fixture
 from servers.postgres import Database, GivenPostgres, Postgres, PostgresProcess
 from servers.process import ServerError
 
@@ -31,10 +32,7 @@ _MARKS = {
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark tests by the servers that they ask for."""
-    for item in items:
-        for fixture in getattr(item, "fixturenames", ()):
-            if fixture in _MARKS:
-                item.add_marker(_MARKS[fixture])
+    mark_by_fixture(items, _MARKS)
 
 
 @pytest.fixture(scope="session")

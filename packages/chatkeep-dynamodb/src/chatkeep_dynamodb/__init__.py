@@ -1,0 +1,1 @@
+"""chatkeep on Amazon DynamoDB, in one table."""

@@ -1,0 +1,1 @@
+"""chatkeep on MongoDB: standalone, replica set or sharded."""

@@ -1,0 +1,1 @@
+"""chatkeep on Redis, Valkey and Redis Cluster."""
