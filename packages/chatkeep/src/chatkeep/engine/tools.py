@@ -90,6 +90,13 @@ class Tool:
 
     ``input_schema`` and ``output_schema`` are JSON Schemas, exactly as given; None: anything
     goes. ``execute`` None makes it a client tool.
+
+    ``approval_schema`` describes what a person may say besides yes or no: one schema for both
+    answers, or ``{"approve": …, "reject": …}``; None: nothing.
+
+    A browser compares hashes of its own tool's schemas with those of an interrupt. Where it
+    exports them in another form, ``input_schema_hash`` and ``output_schema_hash`` carry what it
+    computes (``sha256:…``).
     """
 
     name: str
@@ -98,6 +105,9 @@ class Tool:
     input_schema: dict[str, Any] | None = None
     output_schema: dict[str, Any] | None = None
     needs_approval: bool = False
+    approval_schema: dict[str, Any] | None = None
+    input_schema_hash: str | None = None
+    output_schema_hash: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])
     execute: Callable[[Any, ToolContext], Awaitable[Any]] | None = field(default=None, repr=False)
     """JSON arguments and context to the result; from :func:`tool` it binds and validates."""
@@ -105,6 +115,9 @@ class Tool:
     _function: Callable[..., Any] | None = field(default=None, repr=False)
     _input: SchemaValidator | None = field(default=None, init=False, repr=False)
     _output: SchemaValidator | None = field(default=None, init=False, repr=False)
+    _branches: dict[bool, SchemaValidator] = field(
+        default_factory=dict[bool, SchemaValidator], init=False, repr=False
+    )
 
     def __post_init__(self) -> None:
         if not _NAME.match(self.name):
@@ -113,6 +126,10 @@ class Tool:
             if schema is not None and not (slot == "_input" and self._parameters is not None):
                 what = f"{slot[1:]}_schema of tool {self.name}"
                 object.__setattr__(self, slot, SchemaValidator(schema, what))
+        for approved, schema in zip((True, False), self.approval_branches, strict=True):
+            if schema is not None:
+                what = f"approval_schema of tool {self.name}"
+                self._branches[approved] = SchemaValidator(schema, what)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The function that the tool was made of, called as it was written, without checks or
@@ -126,6 +143,21 @@ class Tool:
         if function is None:
             raise ToolError(f"tool {self.name} runs in the browser: there is nothing to call here")
         return function(*args, **kwargs)
+
+    @property
+    def approval_branches(self) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+        """Schemas of what may be said along with yes, and along with no; None: nothing."""
+        schema = self.approval_schema
+        if schema is None:
+            return None, None
+        if schema and schema.keys() <= {"approve", "reject"}:
+            return schema.get("approve"), schema.get("reject")
+        return schema, schema
+
+    def approval_issue(self, value: Any, *, approved: bool) -> str | None:
+        """What is wrong with the payload of a decision, in one line; None when it fits."""
+        branch = self._branches.get(approved)
+        return None if branch is None else branch.issue(value)
 
     @property
     def is_client(self) -> bool:
@@ -181,6 +213,9 @@ def tool(
     description: str | None = None,
     output_schema: dict[str, Any] | None = None,
     needs_approval: bool = False,
+    approval_schema: Mapping[str, Any] | None = None,
+    input_schema_hash: str | None = None,
+    output_schema_hash: str | None = None,
     metadata: Mapping[str, Any] | None = None,
 ) -> Callable[[Callable[..., Any]], Tool]: ...
 def tool(
@@ -191,6 +226,9 @@ def tool(
     description: str | None = None,
     output_schema: dict[str, Any] | None = None,
     needs_approval: bool = False,
+    approval_schema: Mapping[str, Any] | None = None,
+    input_schema_hash: str | None = None,
+    output_schema_hash: str | None = None,
     metadata: Mapping[str, Any] | None = None,
 ) -> Tool | Callable[[Callable[..., Any]], Tool]:
     """Make a server tool of a function; use it bare or with options.
@@ -224,6 +262,9 @@ def tool(
             if output_schema is None
             else output_schema,
             needs_approval=needs_approval,
+            approval_schema=None if approval_schema is None else dict(approval_schema),
+            input_schema_hash=input_schema_hash,
+            output_schema_hash=output_schema_hash,
             metadata=dict(metadata or {}),
             execute=execute,
             _parameters=parameters,
@@ -246,6 +287,9 @@ def define_tool(
     input_schema: Mapping[str, Any] | None = None,
     output_schema: Mapping[str, Any] | None = None,
     needs_approval: bool = False,
+    approval_schema: Mapping[str, Any] | None = None,
+    input_schema_hash: str | None = None,
+    output_schema_hash: str | None = None,
     metadata: Mapping[str, Any] | None = None,
 ) -> Tool:
     """Make a server tool of raw JSON Schemas.
@@ -276,6 +320,9 @@ def define_tool(
         input_schema=None if input_schema is None else dict(input_schema),
         output_schema=None if output_schema is None else dict(output_schema),
         needs_approval=needs_approval,
+        approval_schema=None if approval_schema is None else dict(approval_schema),
+        input_schema_hash=input_schema_hash,
+        output_schema_hash=output_schema_hash,
         metadata=dict(metadata or {}),
         execute=run,
         _function=execute,
@@ -289,6 +336,9 @@ def client_tool(
     input_schema: Mapping[str, Any] | None = None,
     output_schema: Mapping[str, Any] | None = None,
     needs_approval: bool = False,
+    approval_schema: Mapping[str, Any] | None = None,
+    input_schema_hash: str | None = None,
+    output_schema_hash: str | None = None,
     metadata: Mapping[str, Any] | None = None,
 ) -> Tool:
     """Make a tool that runs in the browser.
@@ -302,6 +352,9 @@ def client_tool(
         input_schema=None if input_schema is None else dict(input_schema),
         output_schema=None if output_schema is None else dict(output_schema),
         needs_approval=needs_approval,
+        approval_schema=None if approval_schema is None else dict(approval_schema),
+        input_schema_hash=input_schema_hash,
+        output_schema_hash=output_schema_hash,
         metadata=dict(metadata or {}),
     )
 
