@@ -9,7 +9,6 @@ from chatkeep.engine.abort import CANCEL_REQUESTED, AbortSignal
 from chatkeep.engine.adapter import ModelAdapter, ModelRequest, model_finished
 from chatkeep.engine.chat import DEFAULT_MAX_TURNS, ChatStream, chat
 from chatkeep.engine.failure import Failure, failure_of
-from chatkeep.engine.loop import LoopStrategy
 from chatkeep.engine.middleware import (
     DROP,
     AbortInfo,
@@ -30,6 +29,7 @@ from chatkeep.engine.middleware import (
     ToolPhaseInfo,
     Usage,
 )
+from chatkeep.engine.options import LoopStrategy
 from chatkeep.engine.tool_phase import ToolExecution
 from chatkeep.engine.tools import Tool, ToolContext, client_tool, define_tool, tool
 from chatkeep.engine.usage import add_usage

@@ -13,8 +13,9 @@ from chatkeep.engine.abort import AbortSignal
 from chatkeep.engine.adapter import ModelAdapter
 from chatkeep.engine.channel import Channel
 from chatkeep.engine.events import new_id
-from chatkeep.engine.loop import LoopStrategy, Run, RunOptions
+from chatkeep.engine.loop import Run
 from chatkeep.engine.middleware import ChatMiddleware, Event, LoopState
+from chatkeep.engine.options import LoopStrategy, RunOptions
 from chatkeep.engine.tool_phase import ToolExecution
 from chatkeep.engine.tools import Tool, client_tools_of_request, tools_by_name
 from chatkeep.errors import CompositionError
