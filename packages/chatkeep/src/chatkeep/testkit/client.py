@@ -11,10 +11,20 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
-__all__ = ["ChatView", "SseReader", "StreamError", "comparable", "wire_rows"]
+import jsonpatch
 
-Message = dict[str, Any]
-Part = dict[str, Any]
+from chatkeep.testkit._client_rows import (
+    Message,
+    Part,
+    bag_of,
+    error_text,
+    from_rows,
+    parsed,
+    settle,
+    wire_rows,
+)
+
+__all__ = ["ChatView", "SseReader", "StreamError", "comparable", "wire_rows"]
 
 
 class StreamError(ValueError):
@@ -74,15 +84,23 @@ class ChatView:
     """What a chat page shows: messages with parts, a status, and what waits for the user.
 
     ``status`` is ``ready``, ``streaming`` or ``error``; ``error`` is the RUN_ERROR event;
-    ``interrupts`` the descriptors of the last pause; ``custom`` the CUSTOM events that are
-    the application's.
+    ``interrupts`` the descriptors that wait for an answer and ``paused_run`` the run that asked;
+    ``custom`` the CUSTOM events that are the application's. Activities are rows of their own,
+    as newer clients show them.
     """
 
-    def __init__(self, messages: Iterable[Mapping[str, Any]] = ()) -> None:
+    def __init__(
+        self,
+        messages: Iterable[Mapping[str, Any]] = (),
+        *,
+        interrupts: Mapping[str, Any] | None = None,
+    ) -> None:
         self.messages: list[Message] = [json.loads(json.dumps(m)) for m in messages]
         self.status = "ready"
         self.error: dict[str, Any] | None = None
-        self.interrupts: list[dict[str, Any]] = []
+        waiting: Mapping[str, Any] = interrupts or {}
+        self.interrupts: list[dict[str, Any]] = list(waiting.get("pending", ()))
+        self.paused_run: str | None = waiting.get("runId")
         self.custom: list[dict[str, Any]] = []
         self._active: Message | None = None
         self._made_up = False
@@ -99,13 +117,13 @@ class ChatView:
     def _on_run_started(self, _: Any) -> None:
         self.status = "streaming"
         self.error = None
-        self.interrupts = []
         self._active = None
 
     def _on_run_finished(self, event: Any) -> None:
         self.status = "ready"
         outcome: Any = event.get("outcome") or {}
         self.interrupts = list(outcome.get("interrupts", ()))
+        self.paused_run = event["runId"] if self.interrupts else None
         if self._active is not None and _is_blank(self._active):
             self.messages.remove(self._active)
         self._active = None
@@ -133,8 +151,7 @@ class ChatView:
     def _on_text_message_content(self, event: Any) -> None:
         message = self._find(event["messageId"]) or self._current()
         if self._structured == message["id"]:
-            part = next(p for p in message["parts"] if p["type"] == "structured-output")
-            part["raw"] += event["delta"]
+            _structure(message)["raw"] += event["delta"]
             return
         _extend(message, "text", event["delta"])
 
@@ -165,8 +182,8 @@ class ChatView:
             return
         call = found[1]
         call["state"] = "input-complete"
-        bag = _bag(event)
-        value = bag["input"] if "input" in bag else _parsed(call["arguments"])
+        bag = bag_of(event)
+        value = bag["input"] if "input" in bag else parsed(call["arguments"])
         if value is not None:
             call["input"] = value
 
@@ -174,15 +191,44 @@ class ChatView:
         if (found := self._call(event["toolCallId"])) is None:
             return
         owner, call = found
-        failed = _bag(event).get("state") == "output-error"
-        error = _error_text(event["content"]) if failed else None
-        _settle(owner, call, event["content"], error, event["messageId"])
+        failed = bag_of(event).get("state") == "output-error"
+        error = error_text(event["content"]) if failed else None
+        settle(owner, call, event["content"], error, event["messageId"])
 
     # -- snapshots and custom events ----------------------------------------------------
 
     def _on_messages_snapshot(self, event: Any) -> None:
-        self.messages = _from_rows(event["messages"])
+        kept = self.messages
+        self.messages = from_rows(event["messages"])
+        ids = {message["id"] for message in self.messages}
+        for i, row in enumerate(kept):
+            if row["role"] == "activity" and row["id"] not in ids:
+                before = {message["id"] for message in kept[:i]}
+                last = max(
+                    (j for j, m in enumerate(self.messages) if m["id"] in before), default=-1
+                )
+                self.messages.insert(last + 1, row)
         self._active = None
+
+    def _on_activity_snapshot(self, event: Any) -> None:
+        row = self._find(event["messageId"])
+        content = json.loads(json.dumps(event["content"]))
+        part = {"type": "activity", "activityType": event["activityType"], "content": content}
+        if row is None:
+            row = {"id": event["messageId"], "role": "activity", "parts": [part]}
+            if "metadata" in event:
+                row["metadata"] = event["metadata"]
+            self.messages.append(row)
+        elif row["role"] == "activity" and event.get("replace", True):
+            row["parts"] = [part]
+
+    def _on_activity_delta(self, event: Any) -> None:
+        row = self._find(event["messageId"])
+        if row is None or row["role"] != "activity":
+            return
+        (part,) = row["parts"]
+        if part["activityType"] == event["activityType"]:
+            row["parts"] = [{**part, "content": _patched(part["content"], event["patch"])}]
 
     def _on_custom(self, event: Any) -> None:
         name, value = event["name"], event.get("value")
@@ -192,25 +238,23 @@ class ChatView:
                 found[0]["parts"].append({"type": "ui-resource", **value})
         elif name == "structured-output.start":
             self._structured = value["messageId"]
-            part: Part = {"type": "structured-output", "status": "streaming", "raw": ""}
-            (self._find(value["messageId"]) or self._current())["parts"].append(part)
         elif name == "structured-output.complete":
             self._complete(value)
         else:
             self.custom.append(dict(event))
 
     def _complete(self, value: Any) -> None:
-        for message in reversed(self.messages):
-            for part in message["parts"]:
-                if part["type"] == "structured-output":
-                    part.update(
-                        status="complete",
-                        data=value["object"],
-                        partial=value["object"],
-                        raw=value["raw"],
-                    )
-                    self._structured = None
-                    return
+        owner = self._find(value["messageId"]) if "messageId" in value else None
+        if owner is None and "messageId" in value:
+            made: Message = {"id": value["messageId"], "role": "assistant", "parts": []}
+            self.messages.append(made)
+            owner = made
+        part = _structure(owner or self._current())
+        whole = value["object"]
+        part.update(status="complete", data=whole, partial=whole, raw=value["raw"])
+        if "reasoning" in value:
+            part["reasoning"] = value["reasoning"]
+        self._structured = None
 
     # -- pieces -------------------------------------------------------------------------
 
@@ -262,125 +306,24 @@ def _in_call_order(parts: Iterable[Mapping[str, Any]], row_ids: bool) -> list[Pa
     return clean
 
 
-def wire_rows(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The ``messages`` that a page showing ``messages`` posts: every UI message as an anchor
-    row, with reasoning rows before and tool rows after it."""
-    rows: list[dict[str, Any]] = []
-    for message in messages:
-        parts = message["parts"]
-        row: dict[str, Any] = {"id": message["id"], "role": message["role"]}
-        if "metadata" in message or "createdAt" in message:
-            bag = {"createdAt": message["createdAt"]} if "createdAt" in message else {}
-            given = message.get("metadata", {})
-            row["metadata"] = {**given, "tanstack": {**bag, **given.get("tanstack", {})}}
-        if message["role"] != "assistant":
-            rows.append({**row, "content": _user_content(parts)})
-            continue
-        for i, part in enumerate(p for p in parts if p["type"] == "thinking"):
-            reasoning_id = f"{message['id']}-reasoning-{i}"
-            rows.append({"id": reasoning_id, "role": "reasoning", "content": part["content"]})
-        text = "".join(p["content"] for p in parts if p["type"] == "text")
-        calls = [_posted_call(p) for p in parts if p["type"] == "tool-call"]
-        rows.append(
-            {
-                **row,
-                **({"content": text} if text else {}),
-                **({"toolCalls": calls} if calls else {}),
-            }
-        )
-        rows += [_posted_result(p) for p in parts if p["type"] == "tool-result"]
-    return rows
+def _structure(message: Message) -> Part:
+    """The structured part of a message, made if it has none."""
+    parts: list[Part] = message["parts"]
+    for part in parts:
+        if part["type"] == "structured-output":
+            return part
+    part = {"type": "structured-output", "status": "streaming", "raw": ""}
+    parts.append(part)
+    return part
 
 
-def _user_content(parts: list[Part]) -> str | list[Part]:
-    if all(part["type"] == "text" for part in parts):
-        return "".join(part["content"] for part in parts)
-    return [
-        {"type": "text", "text": part["content"]} if part["type"] == "text" else dict(part)
-        for part in parts
-    ]
-
-
-def _posted_call(part: Part) -> dict[str, Any]:
-    function = {"name": part["name"], "arguments": part["arguments"]}
-    return {"id": part["id"], "type": "function", "function": function}
-
-
-def _posted_result(part: Part) -> dict[str, Any]:
-    row: dict[str, Any] = {
-        "id": f"tool-{part['toolCallId']}",
-        "role": "tool",
-        "toolCallId": part["toolCallId"],
-        "content": part["content"],
-        "metadata": {"tanstack": {"toolResult": {}}},
-    }
-    return {**row, "error": part["error"]} if "error" in part else row
-
-
-def _from_rows(rows: Iterable[Mapping[str, Any]]) -> list[Message]:
-    """Snapshot rows as UI messages."""
-    messages: list[Message] = []
-    thinking: list[Part] = []
-    for row in rows:
-        if row["role"] == "reasoning":
-            part = {"type": "thinking", "id": row["id"], "content": row["content"]}
-            thinking.append(part)
-        elif row["role"] == "tool":
-            for message in messages:
-                for part in message["parts"]:
-                    if part["type"] == "tool-call" and part["id"] == row["toolCallId"]:
-                        _settle(message, part, row["content"], row.get("error"), row["id"])
-                        break
-        else:
-            message = {"id": row["id"], "role": row["role"], "parts": [*thinking, *_row_parts(row)]}
-            thinking = []
-            messages.append(message)
-    return messages
-
-
-def _row_parts(row: Any) -> list[Part]:
-    content = row.get("content")
-    parts: list[Part] = []
-    if isinstance(content, str) and content:
-        parts.append({"type": "text", "content": content})
-    elif isinstance(content, list):
-        for part in cast("list[Part]", content):
-            is_text = part["type"] == "text"
-            parts.append({"type": "text", "content": part["text"]} if is_text else dict(part))
-    for call in row.get("toolCalls", ()):
-        arguments = call["function"]["arguments"]
-        parsed = _parsed(arguments)
-        part = {
-            "type": "tool-call",
-            "id": call["id"],
-            "name": call["function"]["name"],
-            "arguments": arguments,
-            "state": "input-complete",
-        }
-        parts.append(part if parsed is None else {**part, "input": parsed})
-    parts += [dict(r) for r in _bag(row).get("uiResources", ())]
-    return parts
-
-
-def _settle(owner: Message, call: Part, content: str, error: str | None, row_id: str) -> None:
-    state = "complete" if error is None else "error"
-    call["state"] = state
-    call["output"] = _parsed(content) if _parsed(content) is not None else content
-    result = {
-        "type": "tool-result",
-        "id": row_id,
-        "toolCallId": call["id"],
-        "content": content,
-        "state": state,
-    }
-    if error is not None:
-        result["error"] = error
-    parts: list[Part] = owner["parts"]
-    for i, part in enumerate(parts):
-        if part["type"] == "tool-result" and part["toolCallId"] == call["id"]:
-            parts[i] = result
-            return
-    parts.append(result)
+def _patched(content: Any, patch: list[dict[str, Any]]) -> Any:
+    """``content`` with an RFC 6902 patch; as it was where the patch does not fit."""
+    try:
+        result: Any = jsonpatch.apply_patch(content, patch)
+    except jsonpatch.JsonPatchException:
+        return content
+    return cast("Message", result) if isinstance(result, dict) else content
 
 
 def _extend(message: Message, kind: str, delta: str, row_id: str | None = None) -> None:
@@ -394,22 +337,3 @@ def _extend(message: Message, kind: str, delta: str, row_id: str | None = None) 
 
 def _is_blank(message: Message) -> bool:
     return all(p["type"] == "text" and not p["content"].strip() for p in message["parts"])
-
-
-def _bag(owner: Any) -> dict[str, Any]:
-    metadata: dict[str, Any] = owner.get("metadata") or {}
-    bag: dict[str, Any] = metadata.get("tanstack") or {}
-    return bag
-
-
-def _parsed(text: Any) -> Any:
-    try:
-        return json.loads(text)
-    except (TypeError, ValueError):
-        return None
-
-
-def _error_text(content: str) -> str:
-    value = _parsed(content)
-    known = isinstance(value, dict) and "error" in value
-    return str(cast("dict[str, Any]", value)["error"]) if known else content

@@ -1,4 +1,4 @@
-"""A browser tab against a chat URL: hydrate, send, regenerate, join, reconnect.
+"""A browser tab against a chat URL: hydrate, send, regenerate, answer, join, reconnect.
 
 It speaks HTTP only, through an ``httpx.AsyncClient`` that it is given, and posts what the
 browser client posts. ``httpx`` is not imported here: the caller has it.
@@ -12,12 +12,14 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from chatkeep.testkit._answers import Answers
+from chatkeep.testkit._client_rows import bag_of
 from chatkeep.testkit.client import ChatView, SseReader, wire_rows
 
 if TYPE_CHECKING:
     import httpx
 
-__all__ = ["Exchange", "Tab"]
+__all__ = ["Exchange", "Tab", "user_message"]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -46,15 +48,42 @@ class Exchange:
         last = self.events[-1] if self.events else None
         return last if last and last["type"] in ("RUN_FINISHED", "RUN_ERROR") else None
 
+    @property
+    def outcome(self) -> str | None:
+        """How the run ended: ``success``, ``interrupt``, ``cancelled`` or ``error``; None: it
+        did not."""
+        last = self.terminal
+        if last is None or last["type"] == "RUN_ERROR":
+            return None if last is None else "error"
+        outcome: Mapping[str, Any] = last.get("outcome") or {}
+        return str(outcome.get("type", "success"))
 
-class Tab:
+    @property
+    def interrupts(self) -> list[dict[str, Any]]:
+        """The descriptors that the run paused with."""
+        outcome: Mapping[str, Any] = (self.terminal or {}).get("outcome") or {}
+        return list(outcome.get("interrupts", ()))
+
+    @property
+    def interrupt_errors(self) -> list[dict[str, Any]]:
+        """Why answers were refused: item errors, then batch errors."""
+        return list(bag_of(self.terminal or {}).get("interruptErrors", ()))
+
+
+class Tab(Answers):
     """One page showing one thread.
+
+    Answers are staged (:meth:`approve`, :meth:`deny`, :meth:`output`, :meth:`fail`,
+    :meth:`answer`, :meth:`cancel`) and go out together with :meth:`resume`.
 
     Args:
         http: does the requests.
         url: the chat URL.
         thread_id: which conversation the page shows.
         headers: sent with every request (a session, a user).
+        tools: the ``tools[]`` of every post: what the page has registered.
+        page_size: load so many messages, and post only those that the server does not know;
+            None: load and post everything.
     """
 
     def __init__(
@@ -64,18 +93,18 @@ class Tab:
         thread_id: str,
         *,
         headers: Mapping[str, str] | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
+        page_size: int | None = None,
     ) -> None:
-        self.view = ChatView()
+        super().__init__()
         self.hydrated: dict[str, Any] = {}
         self.thread_id = thread_id
+        self.tools = [dict(tool) for tool in tools]
         self._http = http
         self._url = url
         self._headers = dict(headers or {})
-
-    @property
-    def messages(self) -> list[dict[str, Any]]:
-        """What the page shows."""
-        return self.view.messages
+        self._page_size = page_size
+        self._known: set[str] = set()
 
     @property
     def text(self) -> str:
@@ -91,12 +120,15 @@ class Tab:
         Raises:
             httpx.HTTPStatusError: the server refused.
         """
+        if self._page_size is not None:
+            query = {"limit": self._page_size, **query}
         answer = await self._http.get(
             self._url, params={"threadId": self.thread_id, **query}, headers=self._headers
         )
         answer.raise_for_status()
         self.hydrated = answer.json()
-        self.view = ChatView(self.hydrated["messages"])
+        self.show(ChatView(self.hydrated["messages"], interrupts=self.hydrated["interrupts"]))
+        self._known = {message["id"] for message in self.messages}
         return self.hydrated
 
     async def send(self, text: str, **fields: Any) -> Exchange:
@@ -110,8 +142,24 @@ class Tab:
             self.messages.pop()
         return await self._post(**fields)
 
+    async def resume(self, **fields: Any) -> Exchange:
+        """Post what was staged, as one batch, and apply the answer until it ends. Staged
+        answers are gone afterwards; questions that were refused still wait."""
+        return await self._post(**self.batch(), **fields)
+
     async def _post(self, **fields: Any) -> Exchange:
         return await _last(self.stream(self.body(**fields)))
+
+    def _posted(self) -> list[dict[str, Any]]:
+        """The messages of a post: all, or in a page with a window what is new; where nothing
+        is, everything from the last user message on."""
+        if self._page_size is None:
+            return self.messages
+        new = [message for message in self.messages if message["id"] not in self._known]
+        if new:
+            return new
+        users = [i for i, m in enumerate(self.messages) if m["role"] == "user"]
+        return self.messages[users[-1] :] if users else []
 
     def body(self, **fields: Any) -> dict[str, Any]:
         """What the browser posts for the page as it is; ``fields`` replace."""
@@ -119,8 +167,8 @@ class Tab:
             "threadId": self.thread_id,
             "runId": f"run-{uuid.uuid4()}",
             "state": {},
-            "messages": wire_rows(self.messages),
-            "tools": [],
+            "messages": wire_rows(self._posted()),
+            "tools": self.tools,
             "context": [],
             "forwardedProps": {},
             **fields,
@@ -180,6 +228,9 @@ class Tab:
             exchange.offsets.append(offset)
             exchange.events.append(event)
             self.view.apply(event)
+            if event["type"] == "RUN_FINISHED":
+                self.live_pause = bool(self.view.interrupts)
+                self._known |= {message["id"] for message in self.messages}
 
 
 async def _last(growing: AsyncIterator[Exchange]) -> Exchange:
