@@ -21,11 +21,29 @@ from typing_extensions import is_typeddict
 
 from chatkeep.errors import ToolError
 
-__all__ = ["Parameters", "SchemaValidator", "output_schema_of", "parameters_of"]
+__all__ = ["Parameters", "Problem", "SchemaValidator", "output_schema_of", "parameters_of"]
 
 
 _KEPT_SCHEMAS: Final = 256
 _KEPT_TEXT: Final = 1 << 14
+_LONGEST_MESSAGE: Final = 500
+"""Messages quote the value that does not fit, which may be a megabyte."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Problem:
+    """What is wrong with a value: a message, and the keys and positions that lead to it."""
+
+    message: str
+    path: tuple[str | int, ...] = ()
+    place: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.message}" if self.place else self.message
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LONGEST_MESSAGE else f"{text[: _LONGEST_MESSAGE - 1]}…"
 
 
 class SchemaValidator:
@@ -54,24 +72,29 @@ class SchemaValidator:
             reason = str(error)
         else:
             return
-        raise ToolError(f"{what} is not a valid JSON Schema: {reason[:500]}")
+        raise ToolError(f"{what} is not a valid JSON Schema: {_short(reason)}")
 
     def issue(self, value: Any) -> str | None:
         """What is wrong with ``value``, in one line; None when it fits."""
+        problem = self.problem(value)
+        return None if problem is None else str(problem)
+
+    def problem(self, value: Any) -> Problem | None:
+        """What is wrong with ``value``, and where; None when it fits."""
         try:
             errors = list(self._validator.iter_errors(value))
-        except referencing.exceptions.Unresolvable as problem:
-            return f"the schema refers to {problem.ref!r}, which it does not contain"
+        except referencing.exceptions.Unresolvable as error:
+            return Problem(_short(f"the schema refers to {error.ref!r}, which it does not contain"))
         except RecursionError:
-            return "the value is nested too deeply"
-        except (ArithmeticError, AttributeError, TypeError, ValueError) as problem:
+            return Problem("the value is nested too deeply")
+        except (ArithmeticError, AttributeError, TypeError, ValueError) as error:
             # Integers beyond floats, references that are no text: the checker just breaks.
-            return f"the value cannot be checked against the schema: {problem}"
+            return Problem(_short(f"the value cannot be checked against the schema: {error}"))
         if not errors:
             return None
-        error = min(errors, key=jsonschema.exceptions.relevance)
-        place = error.json_path.removeprefix("$").removeprefix(".")
-        return f"{place}: {error.message}" if place else str(error.message)
+        worst = min(errors, key=jsonschema.exceptions.relevance)
+        place = worst.json_path.removeprefix("$").removeprefix(".")
+        return Problem(_short(str(worst.message)), tuple(worst.absolute_path), _short(place))
 
 
 def _compiled(schema: dict[str, Any]) -> Any:

@@ -21,6 +21,7 @@ from anyio.lowlevel import RunVar
 from chatkeep.engine.abort import AbortSignal
 from chatkeep.engine.schema import (
     Parameters,
+    Problem,
     SchemaValidator,
     output_schema_of,
     parameters_of,
@@ -111,6 +112,8 @@ class Tool:
     metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])
     execute: Callable[[Any, ToolContext], Awaitable[Any]] | None = field(default=None, repr=False)
     """JSON arguments and context to the result; from :func:`tool` it binds and validates."""
+    from_request: bool = False
+    """Whether a browser brought it along: nothing here spends time on its schemas."""
     _parameters: Parameters | None = field(default=None, repr=False)
     _function: Callable[..., Any] | None = field(default=None, repr=False)
     _input: SchemaValidator | None = field(default=None, init=False, repr=False)
@@ -129,6 +132,8 @@ class Tool:
         for approved, schema in zip((True, False), self.approval_branches, strict=True):
             if schema is not None:
                 what = f"approval_schema of tool {self.name}"
+                if not isinstance(cast("object", schema), Mapping):
+                    raise ToolError(f"{what} must be a JSON Schema object")
                 self._branches[approved] = SchemaValidator(schema, what)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -154,10 +159,10 @@ class Tool:
             return schema.get("approve"), schema.get("reject")
         return schema, schema
 
-    def approval_issue(self, value: Any, *, approved: bool) -> str | None:
-        """What is wrong with the payload of a decision, in one line; None when it fits."""
+    def approval_problem(self, value: Any, *, approved: bool) -> Problem | None:
+        """What is wrong with the payload of a decision; None when it fits."""
         branch = self._branches.get(approved)
-        return None if branch is None else branch.issue(value)
+        return None if branch is None else branch.problem(value)
 
     @property
     def is_client(self) -> bool:
@@ -180,9 +185,14 @@ class Tool:
             if issue is not None:
                 raise InvalidArguments(issue)
 
+    def output_problem(self, value: Any) -> Problem | None:
+        """What is wrong with a result, and where; None when it fits or nothing is asked."""
+        return None if self._output is None else self._output.problem(value)
+
     def output_issue(self, value: Any) -> str | None:
-        """What is wrong with a result, in one line; None when it fits or nothing is asked."""
-        return None if self._output is None else self._output.issue(value)
+        """:meth:`output_problem` in one line."""
+        problem = self.output_problem(value)
+        return None if problem is None else str(problem)
 
 
 def _is_async(function: Callable[..., Any]) -> bool:
@@ -378,10 +388,11 @@ def client_tools_of_request(tools: Sequence[Any]) -> list[Tool]:
         if parameters is not None and not isinstance(parameters, Mapping):
             raise ToolError(f"parameters of tool {name} must be a JSON Schema object")
         if name not in out:
-            out[name] = client_tool(
+            out[name] = Tool(
                 name,
                 description=str(data.get("description") or ""),
-                input_schema=cast("Mapping[str, Any]", parameters) if parameters else None,
+                input_schema=dict(cast("Mapping[str, Any]", parameters)) if parameters else None,
+                from_request=True,
             )
     return list(out.values())
 
