@@ -268,7 +268,12 @@ class InterruptRecord(Record):
 
 
 class ActivityRecord(Record):
-    """One UI row that is no model message. ``index`` is its position among UI rows."""
+    """One UI row that is no model message.
+
+    Its place is behind the message named by ``anchor``; ``index``, its position among UI rows
+    when it was made, decides where there is no anchor (rows of other writers) or its message
+    is gone. ``run_id`` is the run that made it.
+    """
 
     id: str
     activity_type: str
@@ -276,6 +281,8 @@ class ActivityRecord(Record):
     index: int
     metadata: dict[str, Any] | None = None
     subagent_run_id: str | None = None
+    anchor: str | None = None
+    run_id: str | None = None
 
 
 class DraftRecord(Record):

@@ -45,9 +45,9 @@ class Configuration:
         context.phase = phase
         config = replace(self.config)
         if phase != "init":
-            config.messages = context.messages
+            config.messages, config.activities = context.messages, context.activities
         config.provider_messages = list(config.messages)
-        before = config.messages
+        before, rows = config.messages, config.activities
         with runtime.gate:
             for middleware, hook in runtime.hooks.of("on_config"):
                 patch = await hook(context, config)
@@ -56,8 +56,11 @@ class Configuration:
         self.config = config
         if phase == "init" or config.messages is not before:
             runtime.transcript.replace(config.messages)
+        if phase == "init":
+            runtime.activities.begin(config.activities)
+        elif config.activities is not rows:
+            runtime.activities.replace(config.activities)
         self.tools = tools_by_name(config.tools)
-        context.activities = config.activities
         context.system_prompts = list(config.system_prompts)
         context.model_options = dict(config.model_options)
         context.tool_names = list(self.tools)

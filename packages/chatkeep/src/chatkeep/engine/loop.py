@@ -17,6 +17,7 @@ from typing import Any, Final, cast
 
 from chatkeep.engine import events
 from chatkeep.engine.abort import Aborted, AbortSignal, Gate
+from chatkeep.engine.activities import Activities
 from chatkeep.engine.channel import Channel
 from chatkeep.engine.configuration import Configuration
 from chatkeep.engine.endings import Endings
@@ -34,6 +35,7 @@ from chatkeep.engine.middleware import (
 from chatkeep.engine.model_calls import ModelCalls
 from chatkeep.engine.options import RunOptions
 from chatkeep.engine.publish import Publisher
+from chatkeep.engine.recording import Recorder
 from chatkeep.engine.runtime import Runtime
 from chatkeep.engine.terminal import Terminal
 from chatkeep.engine.tool_phase import ToolPhase
@@ -73,9 +75,10 @@ class Run:
             emit=lambda event: self._runtime.publisher.emit(event),
         )
         hooks = Hooks(options.middleware, context, gate)
-        self._runtime = Runtime(
-            context, gate, hooks, Publisher(channel, hooks, context), Transcript(context)
-        )
+        transcript = Transcript(context)
+        activities = Activities(context, transcript)
+        publisher = Publisher(channel, hooks, context, Recorder(transcript, activities))
+        self._runtime = Runtime(context, gate, hooks, publisher, transcript, activities)
         terminal = Terminal(context)
         self._configuration = Configuration(self._runtime, options)
         self._model = ModelCalls(self._runtime, options, terminal)

@@ -24,6 +24,7 @@ from chatkeep.engine.channel import Channel
 from chatkeep.engine.events import normalized, now_ms, with_changes
 from chatkeep.engine.hooks import Hooks
 from chatkeep.engine.middleware import ChatContext, Event
+from chatkeep.engine.recording import RECORDED, Recorder
 from chatkeep.errors import ChatkeepError
 
 __all__ = ["Publisher", "Spans"]
@@ -135,12 +136,15 @@ class Publisher:
     """One per run. Events of the driver, of running tools and of hooks meet here, in order."""
 
     __slots__ = (
-        "_channel", "_context", "_hooks", "_lock", "_over", "_pump", "_spans", "_waiting",
-        "failure", "has_hooks",
+        "_channel", "_context", "_hooks", "_lock", "_over", "_pump", "_recorder", "_spans",
+        "_waiting", "failure", "has_hooks",
     )  # fmt: skip
 
-    def __init__(self, channel: Channel, hooks: Hooks, context: ChatContext) -> None:
+    def __init__(
+        self, channel: Channel, hooks: Hooks, context: ChatContext, recorder: Recorder
+    ) -> None:
         self._channel = channel
+        self._recorder = recorder
         self._hooks = hooks
         self._context = context
         self._lock = asyncio.Lock()
@@ -184,6 +188,15 @@ class Publisher:
         self._raise()
         return kept
 
+    async def hold(self, event: Event) -> list[Event]:
+        """What the hooks make of ``event``, for :meth:`put` at a later time."""
+        async with self._lock:
+            await self._drain()
+            self._context.chunk_index += 1
+            out = await self._hooks.chunk(event)
+        self._raise()
+        return out
+
     async def _through(self, event: Event) -> None:
         self._context.chunk_index += 1
         for out in await self._hooks.chunk(event):
@@ -199,6 +212,8 @@ class Publisher:
             return
         if not self._spans.admit(event):
             _LOG.debug("%s is not published: its other half is missing", event.type.value)
+            return
+        if event.type in RECORDED and not self._recorder.admit(event):
             return
         for end in self._spans.missing(event):
             self._send(end)

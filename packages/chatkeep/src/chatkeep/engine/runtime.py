@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from chatkeep.engine.abort import Gate
+from chatkeep.engine.activities import Activities
 from chatkeep.engine.hooks import Hooks
 from chatkeep.engine.middleware import ChatContext
 from chatkeep.engine.publish import Publisher
@@ -22,3 +23,4 @@ class Runtime:
     hooks: Hooks
     publisher: Publisher
     transcript: Transcript
+    activities: Activities

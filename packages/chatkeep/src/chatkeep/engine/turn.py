@@ -12,6 +12,7 @@ from typing import Any, Final, TypeVar, cast
 
 from ag_ui.core import (
     BaseEvent,
+    CustomEvent,
     ReasoningEncryptedValueEvent,
     ReasoningEndEvent,
     ReasoningMessageChunkEvent,
@@ -39,10 +40,12 @@ from chatkeep.engine.calls import Call
 from chatkeep.engine.events import bag, extras, iso, merge_metadata, now_ms, with_changes
 from chatkeep.engine.middleware import ChatContext, Event, FinishReason, Usage
 from chatkeep.engine.reasoning import Reasoning, signature_event
+from chatkeep.engine.recording import UI_RESOURCE
 from chatkeep.engine.text import Text, whole_text
 from chatkeep.engine.transcript import Transcript
 from chatkeep.engine.usage import usage_of_event
 from chatkeep.errors import ProviderError
+from chatkeep.messages.parts import is_row
 from chatkeep.records import ModelMessage
 
 __all__ = ["Turn"]
@@ -353,6 +356,16 @@ class Turn:
             )
         return out
 
+    def _custom(self, event: CustomEvent) -> Published:
+        """A widget of a call that goes by another id here is one of that call."""
+        value: object = event.value
+        if event.name != UI_RESOURCE or not is_row(value):
+            return event
+        call = self._call_ids.get(str(value.get("toolCallId")))
+        if call is None or call.identity == value["toolCallId"]:
+            return event
+        return with_changes(event, value={**value, "toolCallId": call.identity})
+
     # ---------------------------------------------------------------------- reasoning
 
     def _think(self) -> None:
@@ -464,6 +477,7 @@ _HANDLERS: Final[dict[type[Any], Callable[[Turn, Any], Published]]] = {
     ReasoningEncryptedValueEvent: Turn._encrypted,  # noqa: SLF001
     StepStartedEvent: Turn._step_started,  # noqa: SLF001
     StepFinishedEvent: Turn._step_finished,  # noqa: SLF001
+    CustomEvent: Turn._custom,  # noqa: SLF001
     RunStartedEvent: Turn._started,  # noqa: SLF001
     RunFinishedEvent: Turn._finished,  # noqa: SLF001
     RunErrorEvent: Turn._failed,  # noqa: SLF001

@@ -25,6 +25,7 @@ from chatkeep.messages.parts import (
     parse_result,
     put_bag,
     text_of,
+    ui_resource_key,
     ui_resource_part,
 )
 from chatkeep.messages.provider import NO_RESULT, provider_view
@@ -55,6 +56,7 @@ __all__ = [
     "stable_ids",
     "text_of",
     "ui_length",
+    "ui_resource_key",
     "ui_resource_part",
     "ui_to_model",
     "wire_to_model",
