@@ -32,11 +32,15 @@ _LONGEST_MESSAGE: Final = 500
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Problem:
-    """What is wrong with a value: a message, and the keys and positions that lead to it."""
+    """What is wrong with a value: a message, and the keys and positions that lead to it.
+
+    ``broken``: nothing can be said about the value, because the schema cannot be applied.
+    """
 
     message: str
     path: tuple[str | int, ...] = ()
     place: str = ""
+    broken: bool = False
 
     def __str__(self) -> str:
         return f"{self.place}: {self.message}" if self.place else self.message
@@ -89,7 +93,8 @@ class SchemaValidator:
             return Problem("the value is nested too deeply")
         except (ArithmeticError, AttributeError, TypeError, ValueError) as error:
             # Integers beyond floats, references that are no text: the checker just breaks.
-            return Problem(_short(f"the value cannot be checked against the schema: {error}"))
+            reason = f"the value cannot be checked against the schema: {error}"
+            return Problem(_short(reason), broken=True)
         if not errors:
             return None
         worst = min(errors, key=jsonschema.exceptions.relevance)

@@ -37,6 +37,11 @@ from chatkeep.engine.interrupts.descriptors import (
     client_tool_descriptor,
     generic_descriptor,
 )
+from chatkeep.engine.interrupts.history import pending_from_history, resume_from_history
+from chatkeep.engine.interrupts.outputs import posted_failures
+from chatkeep.engine.interrupts.proofs import parse_proof, replay_approval
+from chatkeep.engine.interrupts.refusals import BatchCode, ItemCode, Refusal, Source, submitted_ids
+from chatkeep.engine.interrupts.resolutions import Resolutions
 from chatkeep.engine.interrupts.resume import (
     CANCELLED_TEXT,
     DECLINED_TEXT,
@@ -53,6 +58,11 @@ from chatkeep.engine.interrupts.resume import (
     resume_error,
     resume_output,
 )
+from chatkeep.engine.interrupts.validation import (
+    check_generic,
+    may_be_missing,
+    validate_resume,
+)
 
 __all__ = [
     "APPROVAL_REASON",
@@ -64,6 +74,7 @@ __all__ = [
     "PAYLOAD_KEY",
     "PROOF_KEY",
     "Batch",
+    "BatchCode",
     "Binding",
     "BindingKind",
     "Decision",
@@ -71,14 +82,19 @@ __all__ = [
     "GenericAnswer",
     "InterruptDefinition",
     "InterruptRequest",
+    "ItemCode",
     "PendingInterrupt",
+    "Refusal",
+    "Resolutions",
     "ResumeEntry",
     "ResumeState",
+    "Source",
     "approval_descriptor",
     "approval_id",
     "approval_proof",
     "canonical_hash",
     "canonical_json",
+    "check_generic",
     "client_tool_descriptor",
     "client_tool_id",
     "define_interrupt",
@@ -86,13 +102,21 @@ __all__ = [
     "denial_result",
     "generic_descriptor",
     "is_descriptor",
+    "may_be_missing",
     "owned",
     "parse_binding",
+    "parse_proof",
+    "pending_from_history",
+    "posted_failures",
+    "replay_approval",
     "resume_answer",
     "resume_approve",
     "resume_cancel",
     "resume_deny",
     "resume_error",
+    "resume_from_history",
     "resume_output",
     "schema_hash",
+    "submitted_ids",
+    "validate_resume",
 ]

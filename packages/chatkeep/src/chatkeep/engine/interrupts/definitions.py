@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 
 from chatkeep.codec import normalize
 from chatkeep.engine.interrupts.canonical import schema_hash
-from chatkeep.engine.schema import SchemaValidator, pydantic_issue
+from chatkeep.engine.schema import Problem, SchemaValidator, pydantic_issue
 from chatkeep.errors import InvalidValue, ToolError
 from chatkeep.records import UNSET, Unset
 
@@ -93,19 +93,18 @@ class InterruptDefinition:
                 raise InvalidValue("$.payload", f"interrupt {self.id} is shown with a payload")
             return UNSET
         plain = normalize(payload, "$.payload")
-        issue = None if self._payload is None else self._payload.issue(plain)
-        if issue is None and self._payload_type is not None:
-            issue = _type_issue(self._payload_type, plain)
-        if issue is not None:
-            raise InvalidValue("$.payload", issue)
+        problem = self.payload_problem(plain)
+        if problem is not None:
+            raise InvalidValue("$.payload", str(problem))
         return plain
 
-    def response_issue(self, response: Any) -> str | None:
-        """What is wrong with an answer, in one line; None when it fits."""
-        issue = None if self._response is None else self._response.issue(response)
-        if issue is None and self._response_type is not None:
-            issue = _type_issue(self._response_type, response)
-        return issue
+    def payload_problem(self, payload: Any) -> Problem | None:
+        """What is wrong with what is shown; None when it fits."""
+        return _problem(self._payload, self._payload_type, payload)
+
+    def response_problem(self, response: Any) -> Problem | None:
+        """What is wrong with an answer, and where; None when it fits."""
+        return _problem(self._response, self._response_type, response)
 
     def parse(self, response: Any) -> Any:
         """An answer as the type that the definition was made with; JSON as it is otherwise.
@@ -238,9 +237,14 @@ def _validator(schema: dict[str, Any] | None, what: str) -> SchemaValidator | No
     return None if schema is None else SchemaValidator(schema, what)
 
 
-def _type_issue(adapter: TypeAdapter[Any], value: Any) -> str | None:
+def _problem(
+    validator: SchemaValidator | None, adapter: TypeAdapter[Any] | None, value: Any
+) -> Problem | None:
+    problem = None if validator is None else validator.problem(value)
+    if problem is not None or adapter is None:
+        return problem
     try:
         adapter.validate_python(value)
     except pydantic.ValidationError as error:
-        return pydantic_issue(error)
+        return Problem(pydantic_issue(error), error.errors(include_url=False)[0]["loc"])
     return None
