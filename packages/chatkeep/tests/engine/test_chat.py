@@ -19,9 +19,7 @@ async def _end(request: ModelRequest) -> AsyncIterator[Event]:
     yield model_finished(request, "stop", usage={"promptTokens": 1, "cost": 2}, response_id="r-1")
 
 
-@pytest.mark.parametrize(
-    "later", [{"interrupts": ["definition"]}, {"output_schema": {"type": "object"}}]
-)
+@pytest.mark.parametrize("later", [{"output_schema": {"type": "object"}}])
 def test_features_of_later_versions_are_refused_not_ignored(later: dict[str, Any]) -> None:
     with pytest.raises(CompositionError, match=next(iter(later))):
         chat(adapter=PlayedModel(), messages=[], **later)
@@ -96,6 +94,7 @@ async def test_answers_to_nothing_are_refused_on_the_wire() -> None:
     events = [e.model_dump(by_alias=True) for e in await collect(stream)]
     assert [e["type"] for e in events] == ["RUN_STARTED", "RUN_ERROR"]
     errors = events[-1]["metadata"]["tanstack"]["interruptErrors"]
-    assert [e["code"] for e in errors] == ["unknown-interrupt", "incomplete-batch"]
+    codes = ["unknown-interrupt", "incomplete-batch", "item-validation-failed"]
+    assert [e["code"] for e in errors] == codes
     assert {e["interruptedRunId"] for e in errors} == {"r0"}
     assert errors[1]["interruptIds"] == ["i"]

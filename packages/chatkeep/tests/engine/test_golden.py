@@ -265,7 +265,8 @@ CASES: dict[tuple[str, str], Case] = {
     ("h", "reasoning+fail+client"): Case(
         reasoning_turn(),
         tools=(define_tool(name="bad", execute=_boom), client_tool("cli")),
-        loop=1,
+        messages=[{"id": "u1", "role": "user", "content": "hi"}],
+        state={},
     ),
 }
 
@@ -372,10 +373,10 @@ def anonymous(value: Any) -> Any:
 
 
 async def played(case: Case, *middleware: ChatMiddleware) -> list[Event]:
-    options: dict[str, Any] = {"run_id": "r1", **case.options}
+    said = [{"role": "user", "content": "hi"}]
+    options: dict[str, Any] = {"run_id": "r1", "messages": said, **case.options}
     stream = chat(
         adapter=PlayedModel(*case.turns, provider="", model="m1"),
-        messages=[{"role": "user", "content": "hi"}],
         thread_id="thread1",
         tools=case.tools,
         middleware=[*case.middleware(), *middleware],

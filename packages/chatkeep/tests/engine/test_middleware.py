@@ -39,6 +39,7 @@ from chatkeep.engine import (
     define_tool,
     failure_of,
 )
+from chatkeep.engine.interrupts import define_interrupt
 from chatkeep.engine.publish import MAX_WAITING_EMITS
 from chatkeep.errors import (
     BackendUnavailable,
@@ -739,16 +740,25 @@ async def test_a_terminal_hook_whose_work_was_cancelled_has_failed_like_any_othe
         assert terminal["outcome"] == {"type": "cancelled"}
 
 
-async def test_hooks_that_ask_to_pause_are_refused_clearly() -> None:
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ("please", "definition.request"),
+        (define_interrupt("x").request(key="k", reason="r", message="m"), "interrupts=["),
+    ],
+)
+async def test_what_a_boundary_hook_cannot_ask_is_refused_clearly(asked: Any, told: str) -> None:
+    """Something else than a request, and a request that no answer could be checked for."""
+
     class Pauses(ChatMiddleware):
         async def on_interrupt_boundary(
             self, ctx: ChatContext, boundary: InterruptBoundary
         ) -> Sequence[Any] | None:
-            return ["please"] if boundary == "beforeModel" else None
+            return [asked] if boundary == "beforeModel" else None
 
     events, _ = await run(Pauses())
     assert events[-1]["code"] == "composition-error"
-    assert "cannot pause runs" in events[-1]["message"]
+    assert told in events[-1]["message"]
 
 
 # -------------------------------------------------------------------- the end of a run

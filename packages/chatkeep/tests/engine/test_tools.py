@@ -35,7 +35,7 @@ from chatkeep.engine import (
     tool,
 )
 from chatkeep.engine.tools import InvalidArguments, client_tools_of_request
-from chatkeep.errors import BackendUnavailable, CompositionError, ToolError
+from chatkeep.errors import BackendUnavailable, ToolError
 from chatkeep.testkit.event_order import check_events
 from chatkeep.testkit.played import PlayedModel, TraceMiddleware, collect
 
@@ -88,6 +88,11 @@ class Batch:
         assert row["error"]
         assert self.events[-1]["type"] == "RUN_FINISHED"
         return str(row["error"])
+
+    def asked(self) -> list[str]:
+        """The interrupts that the run paused with."""
+        assert not self.results
+        return [interrupt["id"] for interrupt in self.events[-1]["outcome"]["interrupts"]]
 
 
 async def batch(
@@ -195,12 +200,6 @@ async def test_a_reference_outside_the_schema_is_a_failed_result_and_fetches_not
     assert "refers to" in run.failed()
 
 
-async def test_a_client_tool_is_a_failed_result_that_says_why() -> None:
-    run = await batch(calls(("c", "cli", "{}")), client_tool("cli"), returning(1))
-    assert "runs in the browser" in run.failed()
-    assert not any(line.startswith("onBeforeToolCall") for line in run.trace.lines)
-
-
 async def test_a_tool_that_needs_approval_is_never_executed_unasked() -> None:
     """Not even when a middleware brings it in, past the check of ``chat()``."""
 
@@ -214,7 +213,7 @@ async def test_a_tool_that_needs_approval_is_never_executed_unasked() -> None:
             return {"tools": [needy]}
 
     run = await batch(calls(("c", "t", "{}")), middleware=(Adds(),))
-    assert "needs approval" in run.failed()
+    assert run.asked() == ["approval_c"]
 
 
 async def test_a_browsers_schema_costs_the_server_nothing() -> None:
@@ -225,7 +224,7 @@ async def test_a_browsers_schema_costs_the_server_nothing() -> None:
         calls(("c", "cli", arguments)),
         client_tools=[{"name": "cli", "description": "", "parameters": evil}],
     )
-    assert "runs in the browser" in run.failed()
+    assert run.asked() == ["client_tool_c"]
 
 
 async def test_tools_of_the_request_are_client_tools_and_the_servers_win() -> None:
@@ -237,8 +236,8 @@ async def test_tools_of_the_request_are_client_tools_and_the_servers_win() -> No
     stream = chat(adapter=model, messages=[], tools=[returning("mine")], client_tools=offered)
     events = [e.model_dump(by_alias=True) for e in await collect(stream)]
     contents = [e["content"] for e in events if e["type"] == "TOOL_CALL_RESULT"]
-    assert contents[0] == "mine"
-    assert "runs in the browser" in contents[1]
+    assert contents == ["mine"]
+    assert [i["id"] for i in events[-1]["outcome"]["interrupts"]] == ["client_tool_d"]
     names = {t.name: t for t in model.requests[0].tools}
     assert names["t"].is_client is False
     assert names["cli"].input_schema == {"type": "object"}
@@ -795,13 +794,3 @@ def test_execute_takes_arguments_and_maybe_a_context() -> None:
 def test_broken_tools_of_a_request_are_refused(entry: Json) -> None:
     with pytest.raises(ToolError):
         chat(adapter=PlayedModel(), messages=[], client_tools=[entry])
-
-
-def test_a_tool_that_needs_approval_is_refused_until_runs_can_pause() -> None:
-    @tool(needs_approval=True)
-    def send(to: str) -> str:
-        """Send."""
-        return to
-
-    with pytest.raises(CompositionError, match="needs approval"):
-        chat(adapter=PlayedModel(), messages=[], tools=[send])

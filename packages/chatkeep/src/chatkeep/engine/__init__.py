@@ -24,10 +24,12 @@ from chatkeep.engine.middleware import (
     InterruptBoundary,
     LoopState,
     Phase,
+    ResumePolicy,
     ToolCallInfo,
     ToolOutcome,
     ToolPhaseInfo,
     Usage,
+    WaitingCall,
 )
 from chatkeep.engine.options import LoopStrategy
 from chatkeep.engine.tool_phase import ToolExecution
@@ -57,6 +59,7 @@ __all__ = [
     "ModelAdapter",
     "ModelRequest",
     "Phase",
+    "ResumePolicy",
     "Tool",
     "ToolCallInfo",
     "ToolContext",
@@ -64,6 +67,7 @@ __all__ = [
     "ToolOutcome",
     "ToolPhaseInfo",
     "Usage",
+    "WaitingCall",
     "add_usage",
     "chat",
     "client_tool",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 
 from ag_ui.core import ToolCallResultEvent
@@ -97,6 +97,15 @@ class Call:
         self.answered = False
         """Whether the provider gave the result itself."""
 
+    @classmethod
+    def of_entry(cls, entry: Mapping[str, Any]) -> Call:
+        """The call of an assistant row, as :meth:`entry` wrote it."""
+        function = cast("Mapping[str, Any]", entry.get("function") or {})
+        call = cls(entry["id"], str(function.get("name", "")), entry.get("metadata"))
+        call.arguments.replace(str(function.get("arguments") or ""))
+        call.open = False
+        return call
+
     @property
     def text(self) -> str:
         """The arguments as the model wrote them."""
@@ -168,7 +177,8 @@ class Call:
             "createdAt": iso(now_ms()),
         }
         if failed:
-            row["error"] = _error_text(seen, content)
+            # An empty text would read as no error in a browser.
+            row["error"] = _error_text(seen, content) or "failed"
         return row
 
     def result_event(self, row: ModelMessage) -> ToolCallResultEvent:
@@ -186,6 +196,6 @@ class Call:
 def _error_text(seen: Any, content: Any) -> str:
     if isinstance(seen, dict):
         error: Any = cast("dict[str, Any]", seen).get("error")
-        if isinstance(error, str):
+        if isinstance(error, str) and error:
             return error
     return content if isinstance(content, str) else compact(content)

@@ -13,6 +13,7 @@ from chatkeep.engine.abort import AbortSignal
 from chatkeep.engine.adapter import ModelAdapter
 from chatkeep.engine.channel import Channel
 from chatkeep.engine.events import new_id
+from chatkeep.engine.interrupts import InterruptDefinition, definitions_by_id
 from chatkeep.engine.loop import Run
 from chatkeep.engine.middleware import ChatMiddleware, Event, LoopState
 from chatkeep.engine.options import LoopStrategy, RunOptions
@@ -156,14 +157,15 @@ def chat(
     forwarded_props: Mapping[str, Any] | None = None,
     seen: int | None = None,
     abort: AbortSignal | None = None,
-    interrupts: Sequence[Any] = (),
+    interrupts: Sequence[InterruptDefinition] = (),
     output_schema: Any = None,
 ) -> ChatStream:
     """Run a model with tools and middleware; the result is a stream of AG-UI 1.0 events.
 
     The first event is RUN_STARTED, the last one the only terminal: RUN_FINISHED (outcome
-    ``cancelled`` when the run was stopped) or RUN_ERROR. Errors of the model, of hooks and of
-    stores arrive as RUN_ERROR, never as an exception out of the iteration.
+    ``interrupt`` when the run waits for answers, ``cancelled`` when it was stopped) or RUN_ERROR.
+    A run that waits is over: another one, with ``resume``, continues it. Errors of the model, of
+    hooks and of stores arrive as RUN_ERROR, never as an exception out of the iteration.
 
     Args:
         adapter: the model.
@@ -172,7 +174,9 @@ def chat(
         thread_id: the conversation; a fresh one when None.
         run_id: this run; the request's, so that the browser finds its own; fresh when None.
         parent_run_id: the run that this one continues.
-        resume: the request's answers to interrupts. Refused when nothing is pending.
+        resume: the request's answers to what a paused run asked. A store that keeps interrupts
+            decides about them (:func:`chatkeep.persistence.with_persistence`); without one they
+            are checked against ``messages``, and ``parent_run_id`` must name the paused run.
         system_prompts: instructions for the model; they are no messages.
         tools: server tools and client tools.
         client_tools: ``tools[]`` of the request; a tool in ``tools`` wins over its name.
@@ -186,17 +190,15 @@ def chat(
         forwarded_props: the request's ``forwardedProps``; middleware reads it.
         seen: highest sequence number of the thread that the client says it has seen.
         abort: stops the run from outside.
-        interrupts: definitions of generic interrupts. Not supported by this version.
+        interrupts: definitions of the generic interrupts that middleware may ask.
         output_schema: asks for structured output. Not supported by this version.
 
     Raises:
         CompositionError: no model adapter, a capability nobody provides, or a feature of a
             later version.
-        ToolError: two tools of one name, or a tool definition that is wrong.
+        ToolError: two tools or two interrupts of one name, or a definition that is wrong.
         InvalidValue: messages that are none.
     """
-    if interrupts:
-        raise CompositionError("interrupts=…: this version of chatkeep cannot pause runs")
     if output_schema is not None:
         raise CompositionError("output_schema=…: this version has no structured output")
     if isinstance(adapter, type) or not isinstance(adapter, ModelAdapter):
@@ -209,12 +211,7 @@ def chat(
         if not isinstance(item, ChatMiddleware):
             raise CompositionError(f"not a middleware: {item!r}; subclass ChatMiddleware")
     own = tools_by_name(tools)
-    for own_tool in own.values():
-        if own_tool.needs_approval:
-            raise CompositionError(
-                f"tool {own_tool.name!r} needs approval: this version of chatkeep cannot pause a "
-                "run to ask for it"
-            )
+    definitions = definitions_by_id(interrupts)
     offered = [t for t in client_tools_of_request(client_tools) if t.name not in own]
     rows, activities = _converted(messages)
     options = RunOptions(
@@ -225,6 +222,7 @@ def chat(
         run_id=run_id or new_id("run"),
         parent_run_id=parent_run_id,
         resume=[_plain(entry) for entry in resume],
+        interrupts=list(definitions.values()),
         system_prompts=list(system_prompts),
         tools=[*own.values(), *offered],
         middleware=tuple(middleware),

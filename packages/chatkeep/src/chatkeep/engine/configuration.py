@@ -34,6 +34,7 @@ class Configuration:
             metadata=options.metadata,
             model_options=options.model_options,
             activities=options.activities,
+            interrupts=options.interrupts,
         )
         self.tools: dict[str, Tool] = {}
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 
 from chatkeep.engine.abort import CANCEL_REQUESTED
 from chatkeep.engine.failure import failure_of, is_foreign, log_raised
 from chatkeep.engine.middleware import AbortInfo, ErrorInfo, Event, FinishInfo, FinishReason
+from chatkeep.engine.pause import Pause
 from chatkeep.engine.runtime import Runtime
 from chatkeep.engine.terminal import Terminal
 
@@ -58,6 +60,25 @@ class Endings:
         if failures:
             return self._terminal.failed(failure_of(failures[0]))
         return self._terminal.finished(reason)
+
+    async def paused(self, pause: Pause) -> Event:
+        """The run waits for answers. What the hooks could not keep is not shown: a failure makes
+        it a failed run. Hooks stand in the way of each other here: the first failure is the last
+        call, so that a store that comes later keeps no pause that nobody hears of."""
+        runtime = self._runtime
+        runtime.gate.close()
+        try:
+            await runtime.hooks.call("on_interrupt", self._terminal.paused(pause.interrupts))
+            await runtime.publisher.flush()
+        except asyncio.CancelledError:
+            # The task itself is cancelled. A store that has kept the pause leaves it there.
+            runtime.gate.signal.abort("cancelled")
+            return await self.aborted()
+        except Exception as error:  # noqa: BLE001 - becomes RUN_ERROR and on_error
+            return await self.failed(error)
+        for event in pause.shown:
+            runtime.publisher.put(event)
+        return self._terminal.paused(pause.interrupts)
 
     async def failed(self, error: Exception) -> Event:
         """The run failed."""

@@ -9,16 +9,20 @@ from __future__ import annotations
 import datetime as dt
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeVar, cast
 
 from ag_ui.core import (
     CustomEvent,
     EventType,
+    Interrupt,
+    MessagesSnapshotEvent,
     RunErrorEvent,
     RunFinishedCancelledOutcome,
     RunFinishedEvent,
+    RunFinishedInterruptOutcome,
     RunStartedEvent,
+    StateSnapshotEvent,
     TokenUsage,
 )
 
@@ -32,12 +36,15 @@ __all__ = [
     "extras",
     "iso",
     "merge_metadata",
+    "messages_snapshot",
     "new_id",
     "normalized",
     "now_ms",
     "run_error",
     "run_finished",
+    "run_interrupted",
     "run_started",
+    "state_snapshot",
     "with_changes",
 ]
 
@@ -151,6 +158,37 @@ def run_finished(
         timestamp=now_ms(),
         metadata=metadata or None,
     )
+
+
+def run_interrupted(
+    *,
+    thread_id: str,
+    run_id: str,
+    interrupts: Sequence[Mapping[str, Any]],
+    usage: list[TokenUsage],
+    metadata: dict[str, Any],
+) -> RunFinishedEvent:
+    """The terminal of a run that pauses, with its interrupts' descriptors."""
+    return RunFinishedEvent(
+        thread_id=thread_id,
+        run_id=run_id,
+        outcome=RunFinishedInterruptOutcome(
+            interrupts=[Interrupt.model_validate(descriptor) for descriptor in interrupts]
+        ),
+        usage=usage or None,
+        timestamp=now_ms(),
+        metadata=metadata or None,
+    )
+
+
+def messages_snapshot(rows: Sequence[Mapping[str, Any]]) -> MessagesSnapshotEvent:
+    """The whole thread, as wire rows."""
+    return MessagesSnapshotEvent.model_validate({"messages": list(rows)})
+
+
+def state_snapshot(state: Any) -> StateSnapshotEvent:
+    """The request's state, as it came."""
+    return StateSnapshotEvent(snapshot=state)
 
 
 def run_error(

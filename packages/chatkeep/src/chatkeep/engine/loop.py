@@ -1,28 +1,35 @@
 """The order of a run, from RUN_STARTED to its one terminal.
 
 1. RUN_STARTED, before any hook: whoever joins hears something at once.
-2. ``setup``, ``on_config`` (init), ``on_start``.
-3. Turns: ``on_iteration``, ``on_config``, the model call, then its tools, until the model is done
-   or the loop's limit is reached.
-4. One terminal hook (``on_finish``, ``on_error`` or ``on_abort``), then the terminal event.
-5. Deferred work.
+2. ``setup``, ``on_config`` (init), the answers if this run continues a paused one
+   (``on_interrupt_resolution``), ``on_start``.
+3. A continuation: MESSAGES_SNAPSHOT, then the calls that were left open.
+4. Turns: ``on_iteration``, ``on_config``, the model call, then its tools, until the model is done,
+   the loop's limit is reached, or somebody must be asked.
+5. One terminal hook (``on_finish``, ``on_interrupt``, ``on_error`` or ``on_abort``), then the
+   terminal event.
+6. Deferred work.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, cast
+from collections.abc import Sequence
+from typing import Any, Final, Literal, cast
 
 from chatkeep.engine import events
 from chatkeep.engine.abort import Aborted, AbortSignal, Gate
 from chatkeep.engine.activities import Activities
+from chatkeep.engine.call_plan import Verdict
+from chatkeep.engine.calls import Call
 from chatkeep.engine.channel import Channel
 from chatkeep.engine.configuration import Configuration
+from chatkeep.engine.continuation import answers_of, open_calls, policy_of
 from chatkeep.engine.endings import Endings
 from chatkeep.engine.failure import error_text
 from chatkeep.engine.hooks import Hooks, check_capabilities
+from chatkeep.engine.interrupts import Batch, InterruptRequest, ResumeState
 from chatkeep.engine.middleware import (
     Capability,
     ChatContext,
@@ -30,10 +37,12 @@ from chatkeep.engine.middleware import (
     FinishReason,
     InterruptBoundary,
     LoopState,
+    ResumePolicy,
     ToolPhaseInfo,
 )
 from chatkeep.engine.model_calls import ModelCalls
 from chatkeep.engine.options import RunOptions
+from chatkeep.engine.pause import Pause, check_requests, prepare, thread_snapshot
 from chatkeep.engine.publish import Publisher
 from chatkeep.engine.recording import Recorder
 from chatkeep.engine.runtime import Runtime
@@ -41,7 +50,6 @@ from chatkeep.engine.terminal import Terminal
 from chatkeep.engine.tool_phase import ToolPhase
 from chatkeep.engine.transcript import Transcript
 from chatkeep.engine.turn import Turn
-from chatkeep.errors import CompositionError, InterruptResumeError
 
 __all__ = ["Run"]
 
@@ -124,7 +132,7 @@ class Run:
         """Everything between the first event and the last, which is returned."""
         endings = self._endings
         try:
-            reason = await self._turns()
+            end = await self._turns()
         except Aborted:
             return await endings.aborted()
         except asyncio.CancelledError:
@@ -145,39 +153,62 @@ class Run:
             wrapped.__cause__ = error
             await endings.failed(wrapped)
             raise
-        return await endings.finished(reason, "" if self._last is None else self._last.content)
+        if isinstance(end, Pause):
+            return await endings.paused(end)
+        return await endings.finished(end, "" if self._last is None else self._last.content)
 
-    async def _turns(self) -> FinishReason | None:
+    async def _turns(self) -> FinishReason | Pause | None:
+        """Everything up to the end; the finish reason, or what the run pauses with."""
         runtime = self._runtime
         runtime.gate.check()
         await runtime.hooks.setup(self._declared)
         runtime.gate.check()
         await self._configuration.refresh("init")
         runtime.gate.check()
-        if self._configuration.config.resume:
-            raise self._nothing_pending(self._configuration.config.resume)
+        answers = answers_of(runtime, self._options, self._configuration)
+        policy: ResumePolicy = "continue"
+        if answers is not None:
+            policy = await policy_of(runtime, answers)
         await runtime.hooks.call("on_start")
+        runtime.gate.check()
+        if answers is not None:
+            await runtime.publisher.pipe(thread_snapshot(runtime.context))
+            if policy == "stop":
+                return "stop"
+            calls = open_calls(runtime.context.messages, answers)
+            if calls:
+                pause = await self._continue(calls, answers, cancel_all=policy == "cancel")
+                if pause is not None:
+                    return pause
         while True:
             runtime.gate.check()
             turn = await self._model_turn()
+            if isinstance(turn, Pause):
+                return turn
             self._last = turn
-            await self._boundary("afterModel")
+            requests = await self._boundary("afterModel")
+            if requests:
+                return await self._pause(requests)
             if not self._wants_tools(turn):
                 await self._may_continue(turn)
                 return "stop" if turn.finish_reason == "tool_calls" else turn.finish_reason
-            await self._tool_phase(turn)
+            pause = await self._tool_phase(turn)
+            if pause is not None:
+                return pause
             stop = await self._may_continue(turn)
             if stop is not None:
                 return stop
             runtime.context.iteration += 1
 
-    async def _model_turn(self) -> Turn:
+    async def _model_turn(self) -> Turn | Pause:
         runtime = self._runtime
         context = runtime.context
         message_id = runtime.transcript.take_message_id(None)
         await runtime.hooks.call("on_iteration", context.iteration, message_id)
         await self._configuration.refresh("beforeModel")
-        await self._boundary("beforeModel")
+        requests = await self._boundary("beforeModel")
+        if requests:
+            return await self._pause(requests)
         context.phase = "modelStream"
         return await self._model.make(message_id, self._configuration.config)
 
@@ -205,70 +236,97 @@ class Run:
             return "stop"
         return None if allowed else "length"
 
-    def _nothing_pending(self, entries: Sequence[Mapping[str, Any]]) -> InterruptResumeError:
-        """The refusal of answers that no middleware took: nothing waits for one."""
-        common = {
-            "threadId": self._options.thread_id,
-            "interruptedRunId": self._options.parent_run_id or self._options.run_id,
-            "generation": 0,
-            "source": "server",
-            "retryable": False,
-        }
-        ids = [str(entry.get("interruptId", "")) for entry in entries]
-        items = [
-            {
-                **common,
-                "scope": "item",
-                "interruptId": name,
-                "code": "unknown-interrupt",
-                "message": f"Interrupt {name} is not pending: nothing is pending on this thread.",
-            }
-            for name in sorted(ids)
-        ]
-        batch = {
-            **common,
-            "scope": "batch",
-            "interruptIds": ids,
-            "code": "incomplete-batch",
-            "message": "The answers do not match what is pending.",
-        }
-        return InterruptResumeError([*items, batch])
+    # --------------------------------------------------------------------- pauses
 
-    async def _boundary(self, boundary: InterruptBoundary) -> None:
-        context = self._runtime.context
-        context.phase = boundary
-        for requests in await self._runtime.hooks.call("on_interrupt_boundary", boundary):
-            if requests:
-                raise CompositionError(
-                    f"a middleware asks to interrupt the run at {boundary}; this version of "
-                    "chatkeep cannot pause runs"
-                )
-        await self._runtime.publisher.flush()
-        self._runtime.gate.check()
+    async def _boundary(self, boundary: InterruptBoundary) -> list[InterruptRequest]:
+        """Ask every middleware whether the run is to pause here."""
+        runtime = self._runtime
+        runtime.context.phase = boundary
+        requests: list[InterruptRequest] = []
+        for asked in await runtime.hooks.call("on_interrupt_boundary", boundary):
+            requests += asked or ()
+        check_requests(requests, self._configuration.config.interrupts)
+        await runtime.publisher.flush()
+        runtime.gate.check()
+        return requests
+
+    async def _pause(
+        self, requests: Sequence[InterruptRequest], phase: ToolPhase | None = None
+    ) -> Pause:
+        batch = Batch(self._options.run_id)
+        if phase is not None:
+            phase.ask(batch)
+        for request in requests:
+            batch.generic(request)
+        return await prepare(self._runtime, batch)
 
     # -------------------------------------------------------------------------- tools
 
-    async def _tool_phase(self, turn: Turn) -> None:
-        runtime = self._runtime
-        context = runtime.context
+    async def _tool_phase(self, turn: Turn) -> Pause | None:
+        """The tools of a model turn."""
         self._tool_calls += len(turn.calls)
-        await self._boundary("beforeTools")
-        phase = ToolPhase(runtime, self._configuration.tools, self._options.tool_execution)
+        requests = await self._boundary("beforeTools")
+        phase = self._phase(turn.calls)
+        if requests:
+            return await self._pause(requests, phase)
+        return await self._run_tools(turn.calls, phase, after="afterTools")
+
+    async def _continue(
+        self, calls: Sequence[Call], answers: ResumeState, *, cancel_all: bool
+    ) -> Pause | None:
+        """The calls that a paused run left open."""
+        requests = await self._boundary("beforeTools")
+        phase = self._phase(calls, answers, cancel_all=cancel_all)
+        if requests:
+            phase.settle()
+            for event in phase.record():
+                await self._runtime.publisher.pipe(event)
+            return await self._pause(requests, phase)
+        return await self._run_tools(calls, phase, after=None)
+
+    def _phase(
+        self,
+        calls: Sequence[Call],
+        answers: ResumeState | None = None,
+        *,
+        cancel_all: bool = False,
+    ) -> ToolPhase:
+        return ToolPhase(
+            self._runtime,
+            self._configuration.tools,
+            self._options.tool_execution,
+            calls,
+            answers=answers,
+            cancel_all=cancel_all,
+        )
+
+    async def _run_tools(
+        self, calls: Sequence[Call], phase: ToolPhase, *, after: Literal["afterTools"] | None
+    ) -> Pause | None:
+        """Execute, tell the hooks, publish the results in call order, and pause if a call or a
+        middleware (at the boundary ``after``) asks for somebody."""
+        runtime = self._runtime
+        requests: list[InterruptRequest] = []
         results: list[Event] = []
         try:
             try:
-                await phase.run(turn.calls)
+                await phase.run()
             finally:
-                for call, row in phase.rows():
-                    runtime.transcript.append(row)
-                    results.append(call.result_event(row))
+                results = phase.record()
             runtime.gate.check()
-            context.phase = "afterTools"
+            if after is not None:
+                runtime.context.phase = after
+            approvals = phase.waiting(Verdict.ASK_APPROVAL)
+            browser = phase.waiting(Verdict.ASK_CLIENT)
             info = ToolPhaseInfo(
-                tool_calls=[call.entry() for call in turn.calls], results=phase.outcomes
+                tool_calls=[call.entry() for call in calls],
+                results=phase.outcomes,
+                needs_approval=approvals,
+                needs_client_execution=browser,
             )
             await runtime.hooks.call("on_tool_phase_complete", info)
-            await self._boundary("afterTools")
+            if after is not None:
+                requests = await self._boundary(after)
         except BaseException:
             # The run ends here. What the tools did is in the transcript, so it is shown too.
             for event in results:
@@ -277,6 +335,9 @@ class Run:
         for event in results:
             await runtime.publisher.pipe(event)
         runtime.gate.check()
+        if requests or approvals or browser:
+            return await self._pause(requests, phase)
+        return None
 
     async def _deferred(self) -> None:
         deferred = self._runtime.context.deferred

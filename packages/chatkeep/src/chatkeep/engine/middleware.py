@@ -14,7 +14,7 @@ import enum
 import logging
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeAlias, TypeVar, cast, overload
 
 from ag_ui.core import BaseEvent
@@ -24,6 +24,12 @@ from chatkeep.errors import ChatkeepError, CompositionError
 from chatkeep.records import UNSET, ActivityRecord, ModelMessage
 
 if TYPE_CHECKING:
+    from chatkeep.engine.interrupts import (
+        InterruptDefinition,
+        InterruptRequest,
+        Resolutions,
+        ResumeState,
+    )
     from chatkeep.engine.tools import Tool
 
 __all__ = [
@@ -41,10 +47,12 @@ __all__ = [
     "InterruptBoundary",
     "LoopState",
     "Phase",
+    "ResumePolicy",
     "ToolCallInfo",
     "ToolOutcome",
     "ToolPhaseInfo",
     "Usage",
+    "WaitingCall",
 ]
 
 Event: TypeAlias = BaseEvent
@@ -64,6 +72,7 @@ Phase = Literal[
     "afterTools",
     "structuredOutput",
 ]
+ResumePolicy = Literal["continue", "cancel", "stop"]
 InterruptBoundary = Literal["beforeModel", "afterModel", "beforeTools", "afterTools"]
 
 _T = TypeVar("_T")
@@ -100,7 +109,9 @@ class ChatConfig:
     ``messages`` is the canonical transcript (kept for the rest of the run),
     ``provider_messages`` what the next call sees (rebuilt from ``messages`` for every turn).
     ``resume`` are the request's resume entries; a middleware that has dealt with them sets it
-    to ``[]`` and, if tools must see the answers, sets ``resume_tool_state``.
+    to ``[]`` and ``resume_tool_state`` to what they say. Entries that are left at the end of phase
+    ``init`` are checked against the history. ``interrupts`` are the definitions of the generic
+    interrupts that may be asked.
     """
 
     messages: list[ModelMessage]
@@ -108,10 +119,11 @@ class ChatConfig:
     system_prompts: list[str]
     tools: list[Tool]
     resume: list[dict[str, Any]]
-    resume_tool_state: Any
+    resume_tool_state: ResumeState | None
     metadata: dict[str, Any]
     model_options: dict[str, Any]
     activities: list[ActivityRecord]
+    interrupts: list[InterruptDefinition] = field(default_factory=list["InterruptDefinition"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,13 +172,25 @@ class ToolOutcome:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WaitingCall:
+    """A call that pauses the run: ``interrupt_id`` names the question, ``args`` are what the tool
+    will be given."""
+
+    tool_call_id: str
+    tool_name: str
+    args: Any
+    interrupt_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ToolPhaseInfo:
-    """A finished batch: its calls, its results, and what still waits for a human."""
+    """A finished batch: its calls, its results, and what still waits for a person's approval or
+    for the browser."""
 
     tool_calls: Sequence[Mapping[str, Any]]
     results: Sequence[ToolOutcome]
-    needs_approval: Sequence[str] = ()
-    needs_client_execution: Sequence[str] = ()
+    needs_approval: Sequence[WaitingCall] = ()
+    needs_client_execution: Sequence[WaitingCall] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -369,9 +393,11 @@ class ChatMiddleware:
         return None
 
     async def on_interrupt_resolution(
-        self, ctx: ChatContext, resolutions: Any
-    ) -> Literal["continue", "cancel", "stop"] | None:
-        """Once in a run that answers generic interrupts; the strongest word wins."""
+        self, ctx: ChatContext, resolutions: Resolutions
+    ) -> ResumePolicy | None:
+        """Once in a run that answers generic interrupts, before anything executes. The strongest
+        word wins: ``stop`` ends the run, the open tool calls stay without a result; ``cancel``
+        gives each of them a failed one; ``continue`` (also None) goes on."""
         return None
 
     async def on_start(self, ctx: ChatContext) -> None:
@@ -382,8 +408,10 @@ class ChatMiddleware:
 
     async def on_interrupt_boundary(
         self, ctx: ChatContext, boundary: InterruptBoundary
-    ) -> Sequence[Any] | None:
-        """At each boundary: generic interrupt requests, to pause the run."""
+    ) -> Sequence[InterruptRequest] | None:
+        """At each boundary: generic interrupt requests, to pause the run. Their definitions
+        are among ``interrupts`` of the chat. Asked again in the run that continues, at the
+        boundaries that it passes: look at what was answered before asking the same."""
         return None
 
     async def on_chunk(self, ctx: ChatContext, event: Event) -> ChunkResult:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from chatkeep.engine.adapter import ModelAdapter
+from chatkeep.engine.interrupts import InterruptDefinition
 from chatkeep.engine.middleware import ChatMiddleware, LoopState
 from chatkeep.engine.tool_phase import ToolExecution
 from chatkeep.engine.tools import Tool
@@ -29,6 +30,7 @@ class RunOptions:
     run_id: str
     parent_run_id: str | None
     resume: list[dict[str, Any]]
+    interrupts: list[InterruptDefinition]
     system_prompts: list[str]
     tools: list[Tool]
     middleware: tuple[ChatMiddleware, ...]

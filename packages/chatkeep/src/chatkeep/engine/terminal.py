@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from ag_ui.core import RunErrorEvent, RunFinishedEvent, TokenUsage
@@ -16,8 +16,8 @@ __all__ = ["Terminal"]
 
 
 class Terminal:
-    """Gathers during the run; one of :meth:`finished`, :meth:`failed` and :meth:`cancelled` ends
-    it."""
+    """Gathers during the run; one of :meth:`finished`, :meth:`paused`, :meth:`failed` and
+    :meth:`cancelled` ends it."""
 
     __slots__ = ("_context", "_entries", "_last_metadata", "usage")
 
@@ -56,6 +56,16 @@ class Terminal:
             usage=self._entries,
             metadata=self._metadata({}),
             cancelled=True,
+        )
+
+    def paused(self, interrupts: Sequence[Mapping[str, Any]]) -> Event:
+        """RUN_FINISHED of a run that waits for answers."""
+        return events.run_interrupted(
+            thread_id=self._context.thread_id,
+            run_id=self._context.run_id,
+            interrupts=interrupts,
+            usage=self._entries,
+            metadata=self._metadata({}),
         )
 
     def failed(self, failure: Failure) -> Event:

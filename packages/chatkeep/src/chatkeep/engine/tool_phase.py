@@ -1,9 +1,9 @@
-"""Executing the calls of one model turn.
+"""Executing the calls of one model turn, and saying which of them pause the run.
 
-Order: every call is checked and ``on_before_tool_call`` asked in call order; then all that may
-run do so, together (or one after the other); results stand in call order, whatever finished
-first. A failure of a tool is a result like any other: ``{"error": …}``, ``error`` on its row,
-and the loop goes on.
+Order: what becomes of each call is planned in call order (:mod:`chatkeep.engine.call_plan`),
+and ``on_before_tool_call`` asked for those that are executed; then all that may run do so,
+together (or one after the other); results stand in call order, whatever finished first. A failure
+of a tool is a result like any other: ``{"error": …}``, ``error`` on its row, and the loop goes on.
 """
 
 from __future__ import annotations
@@ -17,62 +17,86 @@ from typing import Any, Final, Literal, cast
 
 import anyio
 
-from chatkeep.engine.calls import Call, compact, result_content
+from chatkeep.engine.call_plan import CallPlan, Planner, Verdict
+from chatkeep.engine.calls import Call, result_content
 from chatkeep.engine.events import custom
 from chatkeep.engine.failure import error_text, failure_of, is_foreign, log_raised
-from chatkeep.engine.middleware import BeforeToolDecision, ToolCallInfo, ToolOutcome
+from chatkeep.engine.interrupts import (
+    CANCELLED_TEXT,
+    Batch,
+    ResumeState,
+    approval_id,
+    client_tool_id,
+)
+from chatkeep.engine.middleware import (
+    BeforeToolDecision,
+    Event,
+    ToolCallInfo,
+    ToolOutcome,
+    WaitingCall,
+)
 from chatkeep.engine.runtime import Runtime
 from chatkeep.engine.tools import Tool, ToolContext
 from chatkeep.records import ModelMessage
 
-__all__ = ["CANCELLED", "ToolExecution", "ToolPhase"]
+__all__ = ["ToolExecution", "ToolPhase"]
 
 ToolExecution = Literal["parallel", "sequential"]
 
-CANCELLED: Final = "Tool execution cancelled"
-"""``error`` of a call that the run's abort left without a result."""
-
-NO_CLIENT_TOOLS: Final = (
-    "Tool {name} runs in the browser, and this version of chatkeep cannot pause a run for it"
-)
-
-NO_APPROVALS: Final = (
-    "Tool {name} needs approval, and this version of chatkeep cannot pause a run to ask for it"
-)
+_GIVEN: Final = frozenset({Verdict.RESULT, Verdict.FAILED})
 
 
 @dataclass(slots=True)
 class _Planned:
     """One call of the batch, and what became of it."""
 
-    call: Call
-    tool: Tool | None = None
-    args: Any = None
+    plan: CallPlan
     row: ModelMessage | None = None
     outcome: ToolOutcome | None = None
 
+    @property
+    def call(self) -> Call:
+        return self.plan.call
+
 
 class ToolPhase:
-    """One batch of calls. :meth:`run` once; then :attr:`outcomes` and :meth:`rows`."""
+    """One batch of calls: those of a model turn, or, with ``answers``, those that a paused run
+    left open.
+
+    Calls that the provider executes or has answered are no part of it. ``cancel_all``: nothing
+    of it is executed, every call gets a failed result.
+    """
 
     def __init__(
-        self, runtime: Runtime, tools: Mapping[str, Tool], execution: ToolExecution
+        self,
+        runtime: Runtime,
+        tools: Mapping[str, Tool],
+        execution: ToolExecution,
+        calls: Sequence[Call],
+        *,
+        answers: ResumeState | None = None,
+        cancel_all: bool = False,
     ) -> None:
         self._runtime = runtime
-        self._tools = tools
         self._execution = execution
-        self._planned: list[_Planned] = []
+        self._continues = answers is not None
+        self._planner = Planner(
+            tools, answers=answers, cancel_all=cancel_all, report=self._log_raised
+        )
+        plans = self._planner.plan([call for call in calls if call.waiting])
+        self._planned = [_Planned(plan) for plan in plans]
         self._after = asyncio.Lock()
 
-    async def run(self, calls: Sequence[Call]) -> None:
-        """Execute ``calls``; those that the provider executes or has answered are left out.
+    async def run(self) -> None:
+        """Execute what may be executed.
 
-        Returns early when the run is aborted: the calls without a result are then failed ones.
-        A hook that fails propagates; a tool that fails does not.
+        Returns early when the run is aborted. The calls without a result are then failed ones;
+        not so in a continuation: there they stay open, because their questions do. A hook that
+        fails propagates; a tool that fails does not.
         """
-        self._planned = [_Planned(c) for c in calls if c.waiting]
         ready: list[_Planned] = []
         gate = self._runtime.gate
+        done = False
         try:
             for planned in self._planned:
                 if await self._prepare(planned):
@@ -82,68 +106,103 @@ class ToolPhase:
             if ready:
                 with gate.interruptible():
                     await self._execute_all(ready)
+            done = not gate.signal.aborted
         finally:
-            for planned in self._planned:
-                if planned.row is None:
-                    self._fail(planned, CANCELLED)
+            if not done and not self._continues:
+                for planned in self._planned:
+                    if planned.row is None:
+                        self._fail(planned, CANCELLED_TEXT)
         if self._runtime.publisher.failure is not None:
             raise self._runtime.publisher.failure
+
+    def settle(self) -> None:
+        """Give their results to the calls that have one without being executed, and leave the
+        others open: the run pauses before it executes anything."""
+        for planned in self._planned:
+            if planned.plan.verdict in _GIVEN:
+                self._give(planned)
 
     @property
     def outcomes(self) -> list[ToolOutcome]:
         """What became of each call, in call order."""
         return [planned.outcome for planned in self._planned if planned.outcome is not None]
 
-    def rows(self) -> list[tuple[Call, ModelMessage]]:
-        """The result rows in call order, each with its own id."""
-        return [(p.call, p.row) for p in self._planned if p.row is not None]
+    def record(self) -> list[Event]:
+        """Add the result rows to the transcript, in call order, each with its own id; the events
+        that tell of them."""
+        events: list[Event] = []
+        for planned in self._planned:
+            if planned.row is not None:
+                self._runtime.transcript.append(planned.row)
+                events.append(planned.call.result_event(planned.row))
+        return events
+
+    # --------------------------------------------------------------------- who waits
+
+    def waiting(
+        self, verdict: Literal[Verdict.ASK_APPROVAL, Verdict.ASK_CLIENT]
+    ) -> list[WaitingCall]:
+        """The calls that wait for a person, or for a browser."""
+        name_of = approval_id if verdict is Verdict.ASK_APPROVAL else client_tool_id
+        return [
+            WaitingCall(
+                tool_call_id=p.call.identity,
+                tool_name=p.call.name,
+                args=p.plan.args,
+                interrupt_id=name_of(p.call.identity),
+            )
+            for p in self._planned
+            if p.plan.verdict is verdict
+        ]
+
+    def ask(self, batch: Batch) -> None:
+        """Add to ``batch`` what the calls without a result ask. An approved call that was not
+        executed, because the run pauses before that, asks again: its answer counts once."""
+        for planned in self._planned:
+            plan, tool = planned.plan, planned.plan.tool
+            if planned.row is not None or tool is None:
+                continue
+            name = plan.call.identity
+            if plan.verdict is Verdict.ASK_CLIENT:
+                batch.client_tool(tool, name, plan.args, decision=plan.decision)
+            elif plan.verdict is Verdict.ASK_APPROVAL or plan.decision is not None:
+                batch.approval(tool, name, plan.args)
 
     # ---------------------------------------------------------------------- one call
 
     async def _prepare(self, planned: _Planned) -> bool:
-        """Check a call and ask the hooks. True: it is to be executed."""
-        call = planned.call
-        tool = planned.tool = self._tools.get(call.name)
-        if tool is None:
-            self._fail(planned, f"Unknown tool: {call.name}")
+        """Give a call the result it has, or ask the hooks. True: it is to be executed."""
+        plan = planned.plan
+        if plan.verdict in _GIVEN:
+            self._give(planned)
             return False
-        if tool.is_client or tool.needs_approval:
-            # Not validated: a browser's schema is not to be trusted with our time.
-            why = NO_CLIENT_TOOLS if tool.is_client else NO_APPROVALS
-            self._fail(planned, why.format(name=tool.name))
+        if plan.verdict is not Verdict.EXECUTE:
             return False
-        try:
-            planned.args = call.parse()
-        except ValueError as error:
-            text = call.text if len(call.text) <= 500 else call.text[:500] + "…"
-            self._fail(planned, f"Arguments of tool {call.name} are not JSON ({error}): {text}")
-            return False
-        if not self._fits(planned):
-            return False
+        tool = cast("Tool", plan.tool)
         info = ToolCallInfo(
-            tool_call_id=call.identity, tool_name=tool.name, tool=tool, args=planned.args
+            tool_call_id=plan.call.identity, tool_name=tool.name, tool=tool, args=plan.args
         )
         decision: BeforeToolDecision | None = await self._runtime.hooks.first(
             "on_before_tool_call", info
         )
         return True if decision is None else await self._decided(planned, decision)
 
-    def _fits(self, planned: _Planned) -> bool:
-        tool = cast("Tool", planned.tool)
-        try:
-            tool.check_input(planned.args)
-        except Exception as error:  # noqa: BLE001 - validators are the tool's own code
-            if is_foreign(error):
-                self._log(planned, error)
-            why = error_text(error)
-            self._fail(planned, f"Input validation failed for tool {tool.name}: {why}")
-            return False
-        return True
+    def _give(self, planned: _Planned) -> None:
+        plan = planned.plan
+        if plan.verdict is Verdict.RESULT:
+            self._succeed(planned, plan.value, duration_ms=0.0)
+        else:
+            self._fail_with(planned, plan.value, duration_ms=0.0)
 
     async def _decided(self, planned: _Planned, decision: BeforeToolDecision) -> bool:
+        plan = planned.plan
         if decision.action == "transform":
-            planned.args = decision.value
-            return self._fits(planned)
+            issue = self._planner.issue(plan.call, cast("Tool", plan.tool), decision.value)
+            if issue is not None:
+                self._fail(planned, issue)
+                return False
+            plan.args = decision.value
+            return True
         if decision.action == "skip":
             self._succeed(planned, decision.value, duration_ms=0.0)
             await self._tell(planned)
@@ -168,18 +227,17 @@ class ToolPhase:
             raise group_error.exceptions[0] from None
 
     async def _execute(self, planned: _Planned) -> None:
-        tool = cast("Tool", planned.tool)
-        execute = tool.execute
+        execute = cast("Tool", planned.plan.tool).execute
         if execute is None:
             raise AssertionError("client tools are never executed here")
         began = time.perf_counter()
         try:
-            value = await execute(planned.args, self._context_of(planned))
+            value = await execute(planned.plan.args, self._context_of(planned))
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            self._fail(planned, CANCELLED, duration_ms=_since(began))
+            self._fail(planned, CANCELLED_TEXT, duration_ms=_since(began))
         except (KeyboardInterrupt, GeneratorExit):
             raise
         except BaseException as error:  # noqa: BLE001 - becomes the call's result
@@ -187,20 +245,20 @@ class ToolPhase:
             why = failure_of(error).message
             if not isinstance(error, Exception):
                 why = f"{type(error).__name__}: {why}"
-            self._log(planned, error)
+            self._log_raised(planned.call, error)
             self._fail(planned, why, duration_ms=_since(began))
         else:
             self._succeed(planned, value, duration_ms=_since(began))
         async with self._after:
             await self._tell(planned)
 
-    def _log(self, planned: _Planned, error: BaseException) -> None:
+    def _log_raised(self, call: Call, error: BaseException) -> None:
         context = self._runtime.context
         log_raised(
             logging.WARNING,
             error,
             "tool %r raised",
-            planned.call.name,
+            call.name,
             run_id=context.run_id,
             thread_id=context.thread_id,
         )
@@ -236,13 +294,13 @@ class ToolPhase:
         return planned.call.result_row(value, identity=identity, failed=failed)
 
     def _succeed(self, planned: _Planned, value: Any, *, duration_ms: float) -> None:
-        tool = cast("Tool", planned.tool)
+        tool = cast("Tool", planned.plan.tool)
         try:
             seen, _ = result_content(value)
             row = self._row(planned, value, failed=False)
         except Exception as error:  # noqa: BLE001 - reading a result runs the tool's own code
             if is_foreign(error):
-                self._log(planned, error)
+                self._log_raised(planned.call, error)
             self._fail(
                 planned,
                 f"The result of tool {tool.name} cannot be written as JSON: {error_text(error)}",
@@ -267,13 +325,16 @@ class ToolPhase:
         )
 
     def _fail(self, planned: _Planned, message: str, *, duration_ms: float = 0.0) -> None:
-        planned.row = self._row(planned, compact({"error": message}), failed=True)
+        self._fail_with(planned, {"error": message}, duration_ms=duration_ms)
+
+    def _fail_with(self, planned: _Planned, value: Any, *, duration_ms: float) -> None:
+        row = planned.row = self._row(planned, value, failed=True)
         planned.outcome = ToolOutcome(
             tool_call_id=planned.call.identity,
             tool_name=planned.call.name,
             ok=False,
             duration_ms=duration_ms,
-            error=message,
+            error=row.get("error"),
         )
 
 

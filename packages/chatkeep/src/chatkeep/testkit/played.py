@@ -10,6 +10,7 @@ from typing import Any
 
 from chatkeep.engine.adapter import ModelRequest
 from chatkeep.engine.chat import ChatStream
+from chatkeep.engine.interrupts import Resolutions
 from chatkeep.engine.middleware import (
     AbortInfo,
     BeforeToolDecision,
@@ -22,6 +23,7 @@ from chatkeep.engine.middleware import (
     FinishInfo,
     InterruptBoundary,
     LoopState,
+    ResumePolicy,
     ToolCallInfo,
     ToolOutcome,
     ToolPhaseInfo,
@@ -74,7 +76,9 @@ class TraceMiddleware(ChatMiddleware):
         self.name = name
         self.lines: list[str] = [] if lines is None else lines
         self.outcomes: list[ToolOutcome] = []
+        self.phases: list[ToolPhaseInfo] = []
         self.usages: list[Usage] = []
+        self.resolutions: Resolutions | None = None
         self.finish: FinishInfo | None = None
         self.error: ErrorInfo | None = None
         self.abort: AbortInfo | None = None
@@ -93,6 +97,13 @@ class TraceMiddleware(ChatMiddleware):
 
     async def on_start(self, ctx: ChatContext) -> None:
         self._note(ctx, "onStart")
+
+    async def on_interrupt_resolution(
+        self, ctx: ChatContext, resolutions: Resolutions
+    ) -> ResumePolicy | None:
+        self.resolutions = resolutions
+        self._note(ctx, "onInterruptResolution")
+        return None
 
     async def on_iteration(self, ctx: ChatContext, iteration: int, message_id: str) -> None:
         self._note(ctx, "onIteration")
@@ -122,11 +133,15 @@ class TraceMiddleware(ChatMiddleware):
         self._note(ctx, "onAfterToolCall")
 
     async def on_tool_phase_complete(self, ctx: ChatContext, info: ToolPhaseInfo) -> None:
+        self.phases.append(info)
         self._note(ctx, "onToolPhaseComplete")
 
     async def on_should_continue(self, ctx: ChatContext, state: LoopState) -> bool | None:
         self._note(ctx, "onShouldContinue")
         return None
+
+    async def on_interrupt(self, ctx: ChatContext, event: Event) -> None:
+        self._note(ctx, "onInterrupt")
 
     async def on_finish(self, ctx: ChatContext, info: FinishInfo) -> None:
         self.finish = info
