@@ -388,8 +388,15 @@ def test_activities_and_child_rows_stand_beside_the_transcript() -> None:
     )
     assert [m["id"] for m in inbound.messages] == ["u", "a"]
     assert inbound.activities == [
-        ActivityRecord(id="act", activity_type="s", content={"n": 1}, index=2),
-        ActivityRecord(id="act2", activity_type="s", content={"n": 2}, index=3, metadata={"k": 1}),
+        ActivityRecord(id="act", activity_type="s", content={"n": 1}, index=2, anchor="a"),
+        ActivityRecord(
+            id="act2",
+            activity_type="s",
+            content={"n": 2},
+            index=3,
+            metadata={"k": 1},
+            anchor="a",
+        ),
     ]
     assert [c["id"] for c in inbound.children] == ["child"]
 

@@ -28,8 +28,15 @@ from chatkeep.messages.parts import (
     ui_resource_key,
     ui_resource_part,
 )
+from chatkeep.messages.placing import before_each, placed
 from chatkeep.messages.provider import NO_RESULT, provider_view
-from chatkeep.messages.ui import interleave_activities, model_to_ui, ui_length, ui_to_model
+from chatkeep.messages.ui import (
+    activity_message,
+    interleave_activities,
+    model_to_ui,
+    ui_length,
+    ui_to_model,
+)
 from chatkeep.messages.wire import activity_row, model_to_wire
 
 __all__ = [
@@ -37,9 +44,11 @@ __all__ = [
     "Inbound",
     "Merge",
     "MergeKind",
+    "activity_message",
     "activity_row",
     "add_ui_resource",
     "bag_of",
+    "before_each",
     "compact_json",
     "ensure_ids",
     "interleave_activities",
@@ -51,6 +60,7 @@ __all__ = [
     "model_to_wire",
     "new_message_id",
     "parse_result",
+    "placed",
     "provider_view",
     "put_bag",
     "stable_ids",

@@ -53,7 +53,8 @@ _STRUCTURED = ("streaming", "complete", "error")
 class Inbound:
     """What a request's ``messages`` held.
 
-    ``activities`` have as ``index`` their position among the UI rows of the request.
+    ``activities`` have as ``index`` their position among the UI rows of the request, and as
+    ``anchor`` the id of the message that they follow in it.
     ``children`` are the rows tagged with ``subagentRunId``, as they came.
     """
 
@@ -106,6 +107,7 @@ class _Reader:
         self._answered = answered
         self._thinking: list[Row] = []
         self._ui_rows = 0
+        self._shown: str | None = None  # id of the last UI row that is a message
         self._open: str | None = None  # id of the assistant message that rows still add to
         self._index = 0
         self._by_role: dict[str, Callable[[Row], Row | None]] = {
@@ -196,12 +198,12 @@ class _Reader:
     # ------------------------------------------------------------------------- roles
 
     def _user(self, out: Row) -> Row:
-        self._boundary()
+        self._boundary(out)
         out["content"] = self._content(out.get("content"), "")
         return out
 
     def _system(self, out: Row) -> Row:
-        self._boundary()
+        self._boundary(out)
         out["role"] = "system"
         out["content"] = self._content(out.get("content"), "")
         return out
@@ -210,7 +212,7 @@ class _Reader:
         name = out.get("id")
         if name is None or name != self._open:
             self._ui_rows += 1
-        self._open = name
+        self._open = self._shown = name
         content = self._content(out.get("content"), None)
         out["content"] = content
         bag = bag_of(out)
@@ -337,6 +339,7 @@ class _Reader:
                 content=content,
                 index=self._ui_rows,
                 metadata=out.get("metadata"),
+                anchor=self._shown,
             )
         )
         self._ui_rows += 1
@@ -352,17 +355,17 @@ class _Reader:
             self.fail(error.path.removeprefix("$[0]"), error.reason)
         if row["role"] == "assistant":
             self._ui_rows += 1
-            self._open = None
+            self._open, self._shown = None, row.get("id") or None
         else:
-            self._boundary()
+            self._boundary(row)
         self.out.messages.extend(messages)
 
     # ----------------------------------------------------------------------- helpers
 
-    def _boundary(self) -> None:
+    def _boundary(self, row: Row) -> None:
         """A row that ends the assistant's turn."""
         self._ui_rows += 1
-        self._open = None
+        self._open, self._shown = None, row.get("id") or None
         self._thinking = []
 
     def _content(self, content: object, empty: str | None) -> str | list[Row] | None:

@@ -48,10 +48,17 @@ from chatkeep.messages.parts import (
     ui_resource_part,
     ui_resources_of,
 )
+from chatkeep.messages.placing import placed
 from chatkeep.records import ActivityRecord, ModelMessage
 from chatkeep.scope import check_id
 
-__all__ = ["interleave_activities", "model_to_ui", "ui_length", "ui_to_model"]
+__all__ = [
+    "activity_message",
+    "interleave_activities",
+    "model_to_ui",
+    "ui_length",
+    "ui_to_model",
+]
 
 _MESSAGE = frozenset(
     {"id", "role", "content", "createdAt", "toolCalls", "toolCallId", "thinking", "error",
@@ -96,22 +103,23 @@ def ui_length(messages: Sequence[ModelMessage]) -> int:
 
 
 def interleave_activities(ui: Sequence[Row], activities: Iterable[ActivityRecord]) -> list[Row]:
-    """UI messages with activity rows in their places.
+    """UI messages with activity rows in their places: each behind the message of its ``anchor``,
+    one without at its ``index`` or at the end."""
+    places = placed([message.get("id") for message in ui], activities)
+    return [ui[item] if isinstance(item, int) else activity_message(item) for item in places]
 
-    Records go in by ascending ``index``, each at that position or at the end.
-    """
-    out = list(ui)
-    for record in sorted(activities, key=lambda a: a.index):
-        part = {
-            "type": "activity",
-            "activityType": record.activity_type,
-            "content": record.content,
-        }
-        row: Row = {"id": record.id, "role": "activity", "parts": [part]}
-        if record.metadata is not None:
-            row["metadata"] = record.metadata
-        out.insert(min(record.index, len(out)), row)
-    return out
+
+def activity_message(record: ActivityRecord) -> Row:
+    """The UI message of an activity row."""
+    part = {
+        "type": "activity",
+        "activityType": record.activity_type,
+        "content": record.content,
+    }
+    row: Row = {"id": record.id, "role": "activity", "parts": [part]}
+    if record.metadata is not None:
+        row["metadata"] = record.metadata
+    return row
 
 
 class _Painter:

@@ -31,9 +31,10 @@ from chatkeep.messages.parts import (
     put_bag,
     text_of,
 )
+from chatkeep.messages.placing import placed
 from chatkeep.records import ActivityRecord, ModelMessage
 
-__all__ = ["model_to_wire"]
+__all__ = ["activity_row", "model_to_wire"]
 
 _SHARED = frozenset({"id", "role", "content", "createdAt", "metadata", "parts"})
 _ASSISTANT = _SHARED | {"toolCalls", "thinking", "structuredOutput"}
@@ -53,9 +54,10 @@ def model_to_wire(
     writer = _Writer({name for m in messages if (name := m.get("id"))})
     for message, stable in zip(messages, stable_ids(messages, numbers=numbers), strict=True):
         writer.add(cast("Row", stable), owns_id=bool(message.get("id")))
-    for record in sorted(activities, key=lambda a: a.index):
-        writer.blocks.insert(min(record.index, len(writer.blocks)), [activity_row(record)])
-    return [row for block in writer.blocks for row in block]
+    out: list[Row] = []
+    for item in placed(writer.names, activities):
+        out.extend(writer.blocks[item] if isinstance(item, int) else [activity_row(item)])
+    return out
 
 
 def activity_row(record: ActivityRecord) -> Row:
@@ -74,10 +76,12 @@ def activity_row(record: ActivityRecord) -> Row:
 
 
 class _Writer:
-    """Collects blocks: the rows that belong to one UI message, in order."""
+    """Collects blocks: the rows that belong to one UI message, in order; ``names`` are the ids
+    of these messages."""
 
     def __init__(self, taken: set[str]) -> None:
         self.blocks: list[list[Row]] = []
+        self.names: list[str] = []
         self._taken = taken
         self._anchor: Row | None = None  # open assistant message
         self._block: list[Row] = []  # its rows
@@ -93,7 +97,11 @@ class _Writer:
             self._tool(message, owns_id)
         else:
             self._anchor = None
-            self.blocks.append([self._plain(message)])
+            self._begin([self._plain(message)], message["id"])
+
+    def _begin(self, block: list[Row], name: str) -> None:
+        self.blocks.append(block)
+        self.names.append(name)
 
     def _plain(self, message: Row) -> Row:
         row = _common(message, _SHARED)
@@ -111,7 +119,7 @@ class _Writer:
             anchor = _common(message, _ASSISTANT)
             self._anchor, self._anchor_at, self._thinking = anchor, 0, 0
             self._block = [anchor]
-            self.blocks.append(self._block)
+            self._begin(self._block, anchor["id"])
         for entry in cast("list[Row]", message.get("thinking") or []):
             if is_thought(entry):
                 self._block.insert(self._anchor_at, self._reasoning(message["id"], entry))
@@ -171,7 +179,7 @@ class _Writer:
         if call in self._calls and self.blocks:
             self.blocks[-1].append(row)
         else:
-            self.blocks.append([row])
+            self._begin([row], message["id"])
 
 
 def _common(message: Row, shaped: frozenset[str]) -> Row:
