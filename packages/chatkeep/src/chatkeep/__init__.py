@@ -66,7 +66,7 @@ if TYPE_CHECKING:
         UnseenMessages,
     )
     from chatkeep.memory import MemoryBackend, memory_persistence
-    from chatkeep.persistence import hydrate_thread, with_persistence
+    from chatkeep.persistence import cancel_run, hydrate_thread, with_persistence
     from chatkeep.records import (
         UNSET,
         ActivityRecord,
@@ -192,6 +192,7 @@ __all__ = [
     "Unset",
     "VersionedMetadata",
     "VersionedValue",
+    "cancel_run",
     "capabilities",
     "chat",
     "chat_router",
@@ -282,6 +283,7 @@ _HOMES = {
         "memory_persistence",
     ),
     "chatkeep.persistence": (
+        "cancel_run",
         "hydrate_thread",
         "with_persistence",
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from chatkeep.persistence.cancel import CancelOutcome, cancel_run
 from chatkeep.persistence.capabilities import (
     DETACHABLE,
     INTERRUPTS,
@@ -21,9 +22,11 @@ __all__ = [
     "METADATA",
     "PERSISTENCE",
     "PERSISTENCE_COMPLETION",
+    "CancelOutcome",
     "PersistenceMiddleware",
     "RunCompletion",
     "RunOutcome",
+    "cancel_run",
     "hydrate_thread",
     "with_persistence",
 ]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from chatkeep.backends import new_commit_id
 from chatkeep.errors import ThreadConflict
-from chatkeep.persistence.layout import PARTS, Part
+from chatkeep.persistence.layout import CLAIMING_PARTS, PARTS, Part
 from chatkeep.persistence.transcript import Change
 from chatkeep.records import ActivityRecord, InterruptRecord, RunPatch, RunRecord
 from chatkeep.stores import CutAppend, InterruptAnswer, InterruptRef, RunStart, Transcript
@@ -60,15 +60,18 @@ class Boundary:
     done: set[Part] = field(default_factory=set[Part])
 
     def parts(self) -> list[Part]:
-        """What is still to be written, in promise order."""
+        """What is still to be written, in the order of :data:`PARTS`; for a start that claims
+        in that of :data:`CLAIMING_PARTS`."""
         wanted: dict[Part, bool] = {
+            "claims": bool(self.claims),
             "transcript": self.change is not None or self.cut is not None,
-            "answers": bool(self.answers or self.claims),
+            "answers": bool(self.answers),
             "interrupts": bool(self.interrupts),
             "run": self.run is not None or self.drop_draft,
             "activities": self.activities is not None,
         }
-        return [part for part in PARTS if wanted[part] and part not in self.done]
+        order = CLAIMING_PARTS if self.claims else PARTS
+        return [part for part in order if wanted[part] and part not in self.done]
 
     def commit_id(self, group: Sequence[Part]) -> str:
         """The id under which a group is committed: the one any of its parts had before."""

@@ -83,9 +83,10 @@ async def write_part(
             rows = boundary.activities.rows
             await answered(stores.activities.save_activities(thread_id, rows))
     elif stores.interrupts is not None:
+        # Claims have no method: no backend of ours is there that could hold them.
         if part == "answers":
             await _write_answers(stores.interrupts, thread_id, boundary)
-        else:
+        elif part == "interrupts":
             await _write_interrupts(stores.interrupts, thread_id, boundary)
 
 

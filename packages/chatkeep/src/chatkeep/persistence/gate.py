@@ -1,20 +1,34 @@
-"""Who may start: the run id, and the questions that still wait for a human."""
+"""Who may start: the run id, and the questions that still wait for a human.
+
+Nothing here writes. A refusal leaves the store, the paused run and its questions as they were.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from dataclasses import replace
+from typing import Any
 
+from chatkeep.engine.interrupts import (
+    PendingInterrupt,
+    Refusal,
+    definitions_by_id,
+    owned,
+    posted_failures,
+    submitted_ids,
+    validate_resume,
+)
+from chatkeep.engine.middleware import ChatConfig
+from chatkeep.engine.tools import tools_by_name
 from chatkeep.errors import InterruptResumeError, RunConflict
 from chatkeep.persistence.boundary import Opening
+from chatkeep.persistence.proof import decided_before
+from chatkeep.persistence.resume import Resume
+from chatkeep.persistence.unit_of_work import UnitOfWork
 from chatkeep.records import InterruptRecord
 
-__all__ = ["BINDING_KEY", "check_run", "check_waiting", "owned"]
-
-BINDING_KEY = "tanstack:interruptBinding"
-"""Metadata key of a descriptor that a chat engine of this family raised."""
-
-_OWN_KINDS = frozenset({"approval", "client_tool"})
+__all__ = ["admit", "check_run"]
 
 
 def check_run(opening: Opening, run_id: str, thread_id: str) -> None:
@@ -37,99 +51,115 @@ def check_run(opening: Opening, run_id: str, thread_id: str) -> None:
         raise RunConflict(run_id, "running", thread_id=thread_id)
 
 
-def owned(record: InterruptRecord) -> bool:
-    """Whether a pending interrupt gates the chat. Only a well-formed descriptor with none of
-    our marks is somebody else's; an opaque record is ours."""
-    payload = record.payload
-    if not all(isinstance(payload.get(key), str) for key in ("id", "reason", "message")):
-        return True
-    if isinstance(payload.get("toolCallId"), str):
-        return True
-    metadata = payload.get("metadata")
-    if not isinstance(metadata, Mapping):
-        return False
-    marks = cast("Mapping[str, Any]", metadata)
-    return marks.get("kind") in _OWN_KINDS or BINDING_KEY in marks
+async def admit(
+    work: UnitOfWork, opening: Opening, config: ChatConfig, *, parent_run_id: str | None
+) -> Resume | None:
+    """What the post answers; None when it answers nothing and nothing waits.
 
-
-def check_waiting(
-    thread_id: str,
-    pending: Sequence[InterruptRecord],
-    resume: Sequence[Mapping[str, Any]],
-    *,
-    run_id: str,
-    parent_run_id: str | None,
-) -> None:
-    """Refuse a post that ignores a waiting question, and an answer to none.
-
-    Nothing is written by either. An answer to a waiting question is refused as ``stale``:
-    this engine raises no interrupts yet, so nobody here can say what a valid answer is.
+    With an interrupt store the records decide. The batch is for one paused run and answers
+    all of its questions; those of another run wait on. Without one, the entries are left to the
+    engine, which goes by the posted history; only the run that they name is checked.
 
     Raises:
         InterruptResumeError: with the item and batch errors that the client expects.
     """
-    waiting = [record for record in pending if owned(record)]
-    if not waiting and not resume:
+    entries = config.resume
+    if work.layout.stores.interrupts is None:
+        if entries and parent_run_id is not None:
+            await _check_parent(work, entries, parent_run_id)
+        return None
+    waiting = [record for record in opening.pending if owned(record.payload)]
+    if not waiting and not entries:
+        return None
+    sent = submitted_ids(entries)
+    named = parent_run_id or (waiting[0].run_id if waiting else work.run_id)
+    _check_batch(waiting, entries, Refusal(work.thread_id, named, sent))
+    batch = _of_one_run(waiting, sent, parent_run_id, Refusal(work.thread_id, named, sent))
+    paused = batch[0].run_id
+    tools = tools_by_name(config.tools)
+    cancelled = {e.get("interruptId") for e in entries if e.get("status") == "cancelled"}
+    pending: list[PendingInterrupt] = []
+    for record in batch:
+        item = PendingInterrupt(
+            interrupt_id=record.interrupt_id, run_id=record.run_id, descriptor=record.payload
+        )
+        if record.interrupt_id not in cancelled:
+            refusal = Refusal(work.thread_id, paused, sent)
+            item = replace(item, decision=await decided_before(work, item, tools, refusal))
+        pending.append(item)
+    state = validate_resume(
+        thread_id=work.thread_id,
+        interrupted_run_id=paused,
+        pending=pending,
+        entries=entries,
+        tools=tools,
+        definitions=definitions_by_id(config.interrupts),
+        failed_outputs=posted_failures(config.messages),
+        now_ms=opening.now if opening.now is not None else time.time_ns() // 1_000_000,
+    )
+    resume = Resume.of(batch, entries, state)
+    claimed = [record.interrupt_id for record in batch if record.claimed_by is not None]
+    if claimed:
+        raise resume.lost_to_another(claimed)
+    return resume
+
+
+def _check_batch(
+    waiting: Sequence[InterruptRecord], entries: Sequence[Mapping[str, Any]], refusal: Refusal
+) -> None:
+    """What can be said before it is known which run the answers are for."""
+    sent = submitted_ids(entries)
+    for name in sorted({name for name in sent if sent.count(name) > 1}):
+        refusal.item(name, "conflict", f"Interrupt {name} is answered twice.")
+    if refusal:
+        refusal.batch("conflict", "A batch has one answer for each interrupt.")
+    elif not waiting:
+        for name in sent[:1]:
+            refusal.item(name, "unknown-interrupt", f"Interrupt {name} is not pending.")
+        refusal.batch("incomplete-batch", "Nothing of this thread waits for an answer.")
+    elif not entries:
+        first = waiting[0].interrupt_id
+        refusal.item(first, "unknown-interrupt", f"Interrupt {first} waits for an answer.")
+        refusal.batch("incomplete-batch", "Answer what is pending before sending more.")
+    refusal.check()
+
+
+def _of_one_run(
+    waiting: Sequence[InterruptRecord],
+    sent: Sequence[str],
+    parent_run_id: str | None,
+    refusal: Refusal,
+) -> list[InterruptRecord]:
+    """The records of the run that the answers are for."""
+    runs = list(dict.fromkeys(record.run_id for record in waiting))
+    if parent_run_id is not None:
+        if parent_run_id not in runs:
+            raise _stale(refusal, sent, "that run does not wait for it")
+        runs = [parent_run_id]
+    elif len(runs) > 1:
+        ids = {run: {w.interrupt_id for w in waiting if w.run_id == run} for run in runs}
+        runs = [run for run in runs if ids[run].intersection(sent)]
+        if len(runs) != 1:
+            raise refusal.batch(
+                "stale", "More than one run waits: say which by parentRunId.", source="server"
+            ).error()
+    return [record for record in waiting if record.run_id == runs[0]]
+
+
+async def _check_parent(
+    work: UnitOfWork, entries: Sequence[Mapping[str, Any]], parent_run_id: str
+) -> None:
+    """Without an interrupt store a paused run is known by its record, if runs are kept."""
+    if work.layout.stores.runs is None:
         return
-    sent = [str(entry.get("interruptId")) for entry in resume]
-    if not waiting:
-        raise _refusal(
-            thread_id,
-            parent_run_id or run_id,
-            item=("unknown-interrupt", sent[0], "no interrupt of this thread is pending"),
-            batch=("incomplete-batch", sent, "nothing of this thread waits for an answer"),
-            source="client",
-        )
-    first = waiting[0]
-    if not resume:
-        raise _refusal(
-            thread_id,
-            first.run_id,
-            item=("unknown-interrupt", first.interrupt_id, "the interrupt waits for an answer"),
-            batch=("incomplete-batch", sent, "answer what is pending before sending more"),
-            source="client",
-        )
-    raise _refusal(
-        thread_id,
-        first.run_id,
-        item=("stale", first.interrupt_id, "nothing here knows how to take this answer"),
-        batch=("item-validation-failed", sent, "the batch cannot be checked"),
-        source="server",
-    )
+    run = await work.find_run(parent_run_id)
+    if run is None or run.status != "interrupted":
+        sent = submitted_ids(entries)
+        refusal = Refusal(work.thread_id, parent_run_id, sent)
+        raise _stale(refusal, sent, "that run is not paused")
 
 
-def _refusal(
-    thread_id: str,
-    interrupted_run_id: str,
-    *,
-    item: tuple[str, str, str],
-    batch: tuple[str, list[str], str],
-    source: str,
-) -> InterruptResumeError:
-    common = {
-        "source": source,
-        "retryable": False,
-        "threadId": thread_id,
-        "interruptedRunId": interrupted_run_id,
-        "generation": 0,
-    }
-    code, interrupt_id, message = item
-    batch_code, sent, batch_message = batch
-    return InterruptResumeError(
-        [
-            {
-                "scope": "item",
-                "code": code,
-                "message": message,
-                "interruptId": interrupt_id,
-                **common,
-            },
-            {
-                "scope": "batch",
-                "code": batch_code,
-                "message": batch_message,
-                "interruptIds": sent,
-                **common,
-            },
-        ]
-    )
+def _stale(refusal: Refusal, sent: Sequence[str], why: str) -> InterruptResumeError:
+    for name in sent:
+        refusal.item(name, "stale", f"Interrupt {name} is not pending: {why}.", source="server")
+    return refusal.batch("stale", "The answers are for another run.", source="server").error()

@@ -13,13 +13,17 @@ from chatkeep.stores import MessageStore, StoreKey, TurnBackend
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["PARTS", "Layout", "Part", "chat_layout", "same_backend"]
+__all__ = ["CLAIMING_PARTS", "PARTS", "Layout", "Part", "chat_layout", "same_backend"]
 
-Part: TypeAlias = Literal["transcript", "answers", "interrupts", "run", "activities"]
+Part: TypeAlias = Literal["claims", "transcript", "answers", "interrupts", "run", "activities"]
 """A piece of a boundary."""
 
 PARTS: Final[tuple[Part, ...]] = ("transcript", "answers", "interrupts", "run", "activities")
 """In promise order: a reader that sees a later part sees the earlier ones too."""
+
+CLAIMING_PARTS: Final[tuple[Part, ...]] = ("claims", "run", "transcript", "activities")
+"""The order of a start that claims answers. Claims first: whoever comes too late has written
+nothing anywhere. The run with them: a claim lives as long as its run."""
 
 _STORE_OF: Final[dict[Part, StoreKey]] = {
     "transcript": "messages",
@@ -44,7 +48,34 @@ class Layout:
 
     def backend_of(self, part: Part) -> TurnBackend | None:
         """The turn backend that a part of a boundary is written through."""
-        return self.backends.get(_STORE_OF[part])
+        return self.desk if part == "claims" else self.backends.get(_STORE_OF[part])
+
+    @property
+    def desk(self) -> TurnBackend | None:
+        """Where answers are claimed: the backend of the interrupts, else that of the runs, else
+        that of the messages. None: no interrupts, or no backend of ours among the three, and
+        then nothing is claimed."""
+        if self.stores.interrupts is None:
+            return None
+        keys: tuple[StoreKey, ...] = ("interrupts", "runs", "messages")
+        return next((b for key in keys if (b := self.backend(key)) is not None), None)
+
+    @property
+    def lends_records(self) -> bool:
+        """Whether stand-ins for the interrupts are claimed: they are kept in a foreign store."""
+        return self.desk is not None and self.backend("interrupts") is None
+
+    @property
+    def lends_run(self) -> bool:
+        """Whether a stand-in for the run holds the claims: it is kept somewhere else."""
+        desk, runs = self.desk, self.backend("runs")
+        return desk is not None and (runs is None or not same_backend(desk, runs))
+
+    def shows_claims(self, served: set[StoreKey]) -> bool:
+        """Whether a read that serves these stores is to bring pending interrupts, or their
+        stand-ins."""
+        key: StoreKey = "runs" if self.backend("runs") is not None else "messages"
+        return "interrupts" in served or (self.lends_records and key in served)
 
     def stretches(self, parts: Sequence[Part]) -> list[list[Part]]:
         """``parts`` (in promise order) grouped: neighbours of one backend are one commit. A
@@ -93,12 +124,14 @@ def same_backend(one: TurnBackend, other: TurnBackend) -> bool:
     )
 
 
-def chat_layout(persistence: Persistence, who: str, *, hydrate: bool = False) -> Layout:
+def chat_layout(
+    persistence: Persistence, who: str, *, hydrate: bool = False, runs: bool = False
+) -> Layout:
     """The layout of ``persistence``.
 
     Raises:
         CompositionError: no persistence; no messages store; interrupts without runs (unless
-            only reading).
+            only reading); no runs where ``runs`` are needed.
     """
     if not isinstance(getattr(persistence, "stores", None), Stores):
         raise CompositionError(
@@ -107,7 +140,8 @@ def chat_layout(persistence: Persistence, who: str, *, hydrate: bool = False) ->
         )
     stores = persistence.stores
     pairs: dict[StoreKey, StoreKey] = {} if hydrate else {"interrupts": "runs"}
-    require(persistence, who, stores=["messages"], pairs=pairs)
+    needed: list[StoreKey] = ["messages", "runs"] if runs else ["messages"]
+    require(persistence, who, stores=needed, pairs=pairs)
     backends: dict[StoreKey, TurnBackend | None] = {}
     for key, store in stores.present().items():
         backend = getattr(store, "backend", None)

@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from chatkeep.engine.interrupts import owned
+from chatkeep.persistence.claims import with_claims, without_stand_ins
 from chatkeep.persistence.foreign import answered, load_messages
-from chatkeep.persistence.gate import owned
 from chatkeep.persistence.layout import Layout
 from chatkeep.persistence.paging import Cursor
 from chatkeep.persistence.reading import read_view
@@ -47,6 +48,7 @@ class ThreadState:
     runs: list[RunRecord] = field(default_factory=list[RunRecord])
     drafts: list[DraftRecord] = field(default_factory=list[DraftRecord])
     pending: list[InterruptRecord] = field(default_factory=list[InterruptRecord])
+    stand_ins: list[InterruptRecord] = field(default_factory=list[InterruptRecord])
     activities: list[ActivityRecord] = field(default_factory=list[ActivityRecord])
 
     def live(self, run: RunRecord) -> bool:
@@ -63,14 +65,23 @@ class ThreadState:
         return {"runId": running[-1].run_id} if running else None
 
     def interrupts(self) -> dict[str, Any] | None:
-        """The questions that wait, each with ``owner``; None if there are none."""
+        """The questions that wait, each with ``owner``; None if there are none.
+
+        Where several runs wait, the one that asked first: a client takes the answers of one
+        run at a time, and sends nothing while it shows a question that it cannot answer.
+        """
         waiting = [record for record in self.pending if record.claimed_by is None]
+        own = [record for record in waiting if owned(record.payload)]
         if not waiting:
             return None
-        own = [record for record in waiting if owned(record)] or waiting
+        run_id = (own or waiting)[0].run_id
         return {
-            "runId": own[0].run_id,
-            "pending": [{**record.payload, "owner": owned(record)} for record in waiting],
+            "runId": run_id,
+            "pending": [
+                {**record.payload, "owner": owned(record.payload)}
+                for record in waiting
+                if record.run_id == run_id or not owned(record.payload)
+            ],
         }
 
 
@@ -149,7 +160,7 @@ class Loader:
             limit=chunk if messages else None,
             before=self._before if messages else None,
             runs="none" if not runs else "all" if self._every_run else "active",
-            interrupts="pending" if "interrupts" in served else "none",
+            interrupts="pending" if self._layout.shows_claims(served) else "none",
             activities="activities" in served,
             drafts=runs and self._newest_page,
         )
@@ -167,7 +178,9 @@ class Loader:
                 every = await answered(stores.runs.list_by_thread(thread_id))
                 state.runs = [run for run in every if run.terminal] + state.runs
         elif key == "interrupts" and stores.interrupts is not None:
-            state.pending = list(await answered(stores.interrupts.list_pending(thread_id)))
+            state.pending = with_claims(
+                await answered(stores.interrupts.list_pending(thread_id)), state.stand_ins
+            )
         elif key == "activities" and stores.activities is not None:
             state.activities = list(await answered(stores.activities.load_activities(thread_id)))
 
@@ -190,7 +203,9 @@ def _take(view: ThreadView, served: set[StoreKey], state: ThreadState) -> None:
     if "runs" in served:
         state.now, state.runs, state.drafts = view.now, list(view.runs), view.drafts
     if "interrupts" in served:
-        state.pending = view.interrupts
+        state.pending = without_stand_ins(view.interrupts)
+    else:
+        state.stand_ins += view.interrupts
     if "activities" in served:
         state.activities = view.activities
     if "messages" in served:

@@ -12,16 +12,26 @@ __all__ = ["CounterName", "Phase", "Reports"]
 _log = logging.getLogger("chatkeep.persistence")
 
 Phase: TypeAlias = Literal[
-    "start", "draft", "lease", "activities", "finish", "error", "abort", "interrupt", "cancel-read"
+    "start",
+    "draft",
+    "lease",
+    "claims",
+    "activities",
+    "finish",
+    "error",
+    "abort",
+    "interrupt",
+    "cancel-read",
 ]
-"""Where a store failure happened. ``start``, ``draft``, ``lease``, ``activities`` and
-``cancel-read`` are survived; the others also end the run as failed, or are the record of an
-end that could not be written."""
+"""Where a store failure happened. ``start``, ``draft``, ``lease``, ``claims`` (giving them up),
+``activities`` and ``cancel-read`` are survived; the others also end the run as failed, or are
+the record of an end that could not be written."""
 
 CounterName: TypeAlias = Literal[
     "start_failures",
     "draft_failures",
     "lease_failures",
+    "claims_failures",
     "activities_failures",
     "finish_failures",
     "error_failures",
@@ -68,6 +78,7 @@ _FAILURES: dict[Phase, CounterName] = {
     "start": "start_failures",
     "draft": "draft_failures",
     "lease": "lease_failures",
+    "claims": "claims_failures",
     "activities": "activities_failures",
     "finish": "finish_failures",
     "error": "error_failures",

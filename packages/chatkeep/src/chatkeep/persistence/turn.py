@@ -31,25 +31,24 @@ from chatkeep.errors import (
     InvalidValue,
     RecordTooLarge,
     RunConflict,
-    UnseenMessages,
 )
-from chatkeep.messages import Merge, ensure_ids, merge_messages, stable_ids
 from chatkeep.persistence.activities import RunActivities, before_cut, merge_activities
-from chatkeep.persistence.boundary import Boundary, Opening
+from chatkeep.persistence.boundary import Boundary
 from chatkeep.persistence.capabilities import DETACHABLE
 from chatkeep.persistence.committer import Committer
 from chatkeep.persistence.completion import RunCompletion
-from chatkeep.persistence.concurrent import concurrent_turns
 from chatkeep.persistence.drafts import Drafts
-from chatkeep.persistence.gate import check_run, check_waiting
+from chatkeep.persistence.gate import admit, check_run
 from chatkeep.persistence.layout import Layout
 from chatkeep.persistence.lease import LeaseKeeper
+from chatkeep.persistence.posting import merge_post
 from chatkeep.persistence.reports import Phase, Reports
+from chatkeep.persistence.resume import Resume
 from chatkeep.persistence.transcript import RunTranscript
 from chatkeep.persistence.unit_of_work import UnitOfWork
-from chatkeep.records import InterruptRecord, ModelMessage, RunError, RunPatch
+from chatkeep.records import InterruptRecord, ModelMessage, RunError, RunPatch, RunStatus
 from chatkeep.rules import ANCHOR
-from chatkeep.stores import RunStart, Transcript
+from chatkeep.stores import InterruptAnswer, RunStart
 
 __all__ = ["Turn"]
 
@@ -74,15 +73,15 @@ class Turn:
         snapshot_ms: int | None,
         reports: Reports,
     ) -> None:
-        token = secrets.token_urlsafe(16) if layout.backend("runs") is not None else None
         self._layout = layout
         self._reports = reports
         self._run_id = ctx.run_id
         self._thread_id = ctx.thread_id
         self._lease_ms = lease_ms
-        self._token = token
+        leased = layout.backend("runs") is not None or layout.desk is not None
+        self._token = secrets.token_urlsafe(16) if leased else None
         self._work = UnitOfWork(
-            layout, ctx.thread_id, ctx.run_id, lease_token=token, reports=reports
+            layout, ctx.thread_id, ctx.run_id, lease_token=self._token, reports=reports
         )
         self._transcript = RunTranscript(ctx.run_id)
         self._committer = Committer(
@@ -96,6 +95,7 @@ class Turn:
                 self._work, run_id=ctx.run_id, interval_ms=snapshot_ms, reports=reports
             )
         self._usage: Usage | None = None
+        self._resume: Resume | None = None
         self._hide: tuple[int, int] | None = None
         self._drop_draft = self._drafts is not None
         self._began = _now()
@@ -116,73 +116,68 @@ class Turn:
         """
         opening = await self._work.open()
         check_run(opening, self._run_id, self._thread_id)
-        check_waiting(
-            self._thread_id,
-            opening.pending,
-            config.resume,
-            run_id=self._run_id,
-            parent_run_id=ctx.parent_run_id,
+        resume = await admit(self._work, opening, config, parent_run_id=ctx.parent_run_id)
+        self._resume = resume
+        posted = await merge_post(
+            self._work,
+            opening,
+            config,
+            ctx,
+            began=self._began,
+            continues=None if resume is None else resume.run_id,
         )
-        stored = Transcript(
-            messages=stable_ids(opening.transcript.messages, numbers=opening.transcript.numbers),
-            numbers=opening.transcript.numbers,
-            revision=opening.transcript.revision,
-        )
-        patch = await self._merge(ctx, config, opening, stored)
-        self._drop_draft |= opening.run is not None and self._token is not None
-        return patch
-
-    async def _merge(
-        self, ctx: ChatContext, config: ChatConfig, opening: Opening, stored: Transcript
-    ) -> dict[str, Any]:
-        merge = _merged(opening, stored, config)
-        aside = 0
-        unseen = ctx.seen is None or (bool(stored.numbers) and stored.numbers[-1] > ctx.seen)
-        if merge.cut and unseen and not _come_back(merge.appended, stored):
-            aside = await concurrent_turns(
-                merge.cut, opening.live, self._work.find_run, since=self._began
-            )
-        if aside:
-            stored = Transcript(
-                messages=stored.messages[:-aside],
-                numbers=stored.numbers[:-aside],
-                revision=stored.revision,
-            )
-            merge = _merged(opening, stored, config)
-        self._transcript.loaded(stored, apart=aside > 0)
-        front = [*merge.messages[: merge.keep], *ensure_ids(merge.appended)]
-        if merge.cut:
-            newest = stored.numbers[-1]
-            if not self._work.blind and ctx.seen is not None and newest > ctx.seen:
-                raise UnseenMessages(self._thread_id, seen=ctx.seen, newest=newest)
-        if merge.kind == "regenerate":
-            self._transcript.deferred_cut = True
-            self._hide = (stored.numbers[merge.keep], stored.numbers[-1])
-        patch: dict[str, Any] = {"messages": front}
+        self._transcript.loaded(posted.stored, apart=posted.apart)
+        self._hide = posted.hide
+        self._transcript.deferred_cut = posted.hide is not None
+        patch: dict[str, Any] = {"messages": posted.messages}
+        if resume is not None:
+            patch["resume"] = []
+            patch["resume_tool_state"] = resume.state
         if self._layout.stores.activities is not None:
             self._activities.loaded(opening.activities)
             rows = opening.activities
-            if merge.cut:
-                rows = before_cut(rows, merge.messages[: merge.keep])
+            if posted.kept is not None:
+                rows = before_cut(rows, posted.kept)
             patch["activities"] = merge_activities(rows, config.activities)
+        self._drop_draft |= opening.run is not None and self._layout.backend("runs") is not None
         return patch
 
     # -- start ------------------------------------------------------------------------
 
     async def start(self, ctx: ChatContext) -> None:
-        """The start boundary: the question and the run, in one commit.
+        """The start boundary: the question, the answers' claims and the run, in one commit.
 
-        The transcript part is best effort, the run is not: what cannot be written with the
-        question is tried without it. A value that no store will ever take fails the run
-        here, before a model is paid for it.
+        The transcript part is best effort, the run and its claims are not: what cannot be written
+        with the question is tried without it. A value that no store will ever take fails the
+        run here, before a model is paid for it.
 
         Raises:
             RunConflict: somebody else drives this run.
+            InterruptResumeError: somebody else's answer came first; nothing was written.
             InvalidValue, RecordTooLarge: the question cannot be stored.
             StoreError: the run could not be recorded.
         """
         self._transcript.begins(ctx.messages)
-        boundary = Boundary(run=self._run_start(ctx))
+        resume = self._resume
+        boundary = Boundary(
+            run=self._run_start(ctx), claims=() if resume is None else resume.claims
+        )
+        try:
+            await self._begin(boundary, ctx)
+        except InterruptConflict as conflict:
+            if resume is None:
+                raise
+            self._started = False
+            raise resume.lost_to_another(conflict.interrupt_ids) from conflict
+        self._started = True
+        if boundary.activities is not None:
+            self._activities.loaded(boundary.activities.rows)
+        if boundary.record is not None and boundary.record.usage is not None:
+            self._usage = dict(boundary.record.usage)
+        if self._work.leased:
+            self._lease.start(ctx)
+
+    async def _begin(self, boundary: Boundary, ctx: ChatContext) -> None:
         try:
             self._fill(boundary, ctx, ctx.messages)
             await self._committer.commit(boundary, ctx.messages)
@@ -194,13 +189,6 @@ class Turn:
             # If the reply to this is lost, the run may be there: then it must be ended.
             self._started = True
             await self._work.commit(boundary)
-        self._started = True
-        if boundary.activities is not None:
-            self._activities.loaded(boundary.activities.rows)
-        if boundary.record is not None and boundary.record.usage is not None:
-            self._usage = dict(boundary.record.usage)
-        if self._token is not None:
-            self._lease.start(ctx)
 
     def _run_start(self, ctx: ChatContext) -> RunStart | None:
         if self._layout.stores.runs is None:
@@ -255,7 +243,9 @@ class Turn:
             raise self._lease.lost
         if self._usage is None and info.usage is not None:
             self._usage = dict(info.usage)
-        boundary = Boundary(run=self._end_patch("completed"), drop_draft=self._drop_draft)
+        boundary = Boundary(
+            answers=self._answers(), run=self._end_patch("completed"), drop_draft=self._drop_draft
+        )
         try:
             self._fill(boundary, ctx, ctx.messages)
             await self._committer.commit(boundary, ctx.messages, patient=True)
@@ -267,29 +257,43 @@ class Turn:
             self._reports.failure("finish", error, run_id=self._run_id)
             failure = RunError(message=error_text(error), code=_code(error))
             await self._end_badly(ctx, "failed", failure, phase="finish")
-            if not (isinstance(error, BackendUnavailable) and await self._completed()):
+            if not (isinstance(error, BackendUnavailable) and await self._is("completed")):
                 self.completion.settle("failed", error)
                 raise
         self._show_seen(ctx)
         self.completion.settle("completed")
 
-    async def _completed(self) -> bool:
-        """Whether the finish that seemed to fail was applied after all."""
+    async def _is(self, status: RunStatus) -> bool:
+        """Whether the boundary that seemed to fail was applied after all."""
         try:
             run = await self._work.read_run()
-        except Exception:  # noqa: BLE001 - the failure of the finish itself is what is reported
+        except Exception:  # noqa: BLE001 - the failure of the boundary itself is what is reported
             return False
-        return run is not None and run.status == "completed"
+        parked = run is not None and (status != "interrupted" or run.lease is None)
+        return run is not None and run.status == status and parked
+
+    def _answers(self) -> Sequence[InterruptAnswer]:
+        """What this run was started with: settled with the first boundary that succeeds."""
+        return () if self._resume is None else self._resume.answers
 
     async def pause(self, ctx: ChatContext, event: Event) -> None:
-        """The interrupt boundary: the questions, the transcript so far, and the run parked
-        without a lease, in one commit before anybody sees the terminal event.
+        """The interrupt boundary: the answers that the run was started with, the questions, the
+        transcript so far, and the run parked without a lease, in one commit before anybody sees
+        the terminal event.
 
         Raises:
             InterruptConflict: an interrupt of this run has that id already.
+            RunConflict: the lease was lost; nothing was written.
             StoreError: it could not be stored; the run then fails.
         """
-        boundary = Boundary(interrupts=self._questions(event), drop_draft=self._drop_draft)
+        await self._close(ctx)
+        if self._lease.lost is not None:
+            raise self._lease.lost
+        boundary = Boundary(
+            answers=self._answers(),
+            interrupts=self._questions(event),
+            drop_draft=self._drop_draft,
+        )
         if self._layout.stores.runs is not None:
             values: dict[str, Any] = {"status": "interrupted", "lease": None}
             if self._usage is not None:
@@ -300,9 +304,9 @@ class Turn:
             await self._committer.commit(boundary, ctx.messages, patient=True)
         except Exception as error:
             self._reports.failure("interrupt", error, run_id=self._run_id)
-            raise
+            if not (isinstance(error, BackendUnavailable) and await self._is("interrupted")):
+                raise
         self._ended = True
-        await self._close(ctx)
         self._show_seen(ctx)
         self.completion.settle("interrupted")
 
@@ -333,6 +337,7 @@ class Turn:
             if self._may_end():
                 failure = RunError(message=info.message, code=info.code)
                 await self._end_badly(ctx, "failed", failure, phase="error")
+            await self._work.release()
         self.completion.settle("failed", info.error)
 
     async def abort(self, ctx: ChatContext, info: AbortInfo) -> None:
@@ -342,9 +347,11 @@ class Turn:
         self._ended = True
         await self._close(ctx)
         if self._lease.lost is not None:
+            await self._work.release()
             self.completion.settle("failed", self._lease.lost)
             return
         if not self._may_end():
+            await self._work.release()
             self.completion.settle("aborted")
         elif await self._aborts_for_good(ctx, info):
             refused = await self._end_badly(ctx, "aborted", None, phase="abort")
@@ -459,32 +466,12 @@ class Turn:
             ctx.terminal_metadata.setdefault("chatkeep", {})["seen"] = newest
 
 
-def _merged(opening: Opening, stored: Transcript, config: ChatConfig) -> Merge:
-    return merge_messages(
-        stored.messages,
-        config.messages,
-        pending_tool_calls=frozenset(_waiting_calls(opening)),
-        activity_ids=frozenset(record.id for record in opening.activities),
-    )
-
-
-def _come_back(appended: Sequence[ModelMessage], stored: Transcript) -> bool:
-    """Whether stored messages are among the appended ones: the post has them in another order."""
-    known = {id(m) for m in stored.messages}
-    return any(id(m) in known for m in appended)
-
-
 def _up_to_last_result(produced: Sequence[ModelMessage]) -> list[ModelMessage]:
     """Without the answer at the end: what tools did stays, whatever was said about it."""
     end = len(produced)
     while end and produced[end - 1].get("role") != "tool":
         end -= 1
     return list(produced[:end])
-
-
-def _waiting_calls(opening: Opening) -> list[str]:
-    calls = [record.payload.get("toolCallId") for record in opening.pending]
-    return [call for call in calls if isinstance(call, str)]
 
 
 def _code(error: BaseException) -> str | None:

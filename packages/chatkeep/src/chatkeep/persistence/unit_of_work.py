@@ -10,14 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from chatkeep.errors import CompositionError, RunConflict
+from chatkeep.backends import new_commit_id
+from chatkeep.errors import CompositionError, RunConflict, StoreError
 from chatkeep.persistence.boundary import Boundary, Opening, QuestionErased
+from chatkeep.persistence.claims import lend_records, stand_in_end, stand_in_start
 from chatkeep.persistence.foreign import answered, load_messages, write_part
 from chatkeep.persistence.layout import Layout, Part
+from chatkeep.persistence.opening import read_opening, transcript_of
 from chatkeep.persistence.reading import read_view
 from chatkeep.persistence.reports import Reports
 from chatkeep.persistence.transcript import CutAway
-from chatkeep.records import ModelMessage, RunRecord
+from chatkeep.records import ModelMessage, RunPatch, RunRecord
 from chatkeep.stores import (
     ActivitiesWrite,
     CutAppend,
@@ -25,8 +28,6 @@ from chatkeep.stores import (
     RevisionedMessages,
     RunStart,
     Splice,
-    StoreKey,
-    ThreadView,
     Transcript,
     TurnBackend,
     TurnCommit,
@@ -44,7 +45,7 @@ class UnitOfWork:
         layout: the stores.
         thread_id: the thread.
         run_id: the run.
-        lease_token: the run's token; None: no leases.
+        lease_token: the token of the run's leases; None: no leases.
         reports: told of activities that could not be written.
     """
 
@@ -63,62 +64,24 @@ class UnitOfWork:
         self._token = lease_token
         self._reports = reports
         self._holds_lease = False
+        self._lent_run = False
 
     @property
     def lease_backend(self) -> TurnBackend | None:
         """Where the run and its lease are; None: a foreign runs store, or none at all."""
         return self.layout.backend("runs")
 
+    @property
+    def leased(self) -> bool:
+        """Whether there is a lease to renew: the run's, or that of the stand-in which holds
+        its claims."""
+        return self._token is not None and (self.lease_backend is not None or self._lent_run)
+
     # -- reading ----------------------------------------------------------------------
 
     async def open(self) -> Opening:
-        """Messages, this run, pending interrupts and activities: one read a backend."""
-        views: dict[StoreKey, ThreadView] = {}
-        keys: tuple[StoreKey, ...] = ("runs", "interrupts", "messages", "activities")
-        for backend, served in self.layout.readers(keys):
-            view = await read_view(
-                backend,
-                self.thread_id,
-                ViewQuery(
-                    messages="bodies" if "messages" in served else "none",
-                    run_id=self.run_id if "runs" in served else None,
-                    runs="active" if "runs" in served else "none",
-                    interrupts="pending" if "interrupts" in served else "none",
-                    activities="activities" in served,
-                ),
-            )
-            views.update(dict.fromkeys(served, view))
-        stores = self.layout.stores
-        run: RunRecord | None = None
-        foreign, now = False, None
-        live: list[RunRecord] = []
-        if "runs" in views:
-            live = [other for other in views["runs"].runs if other.run_id != self.run_id]
-            run, foreign = views["runs"].run, views["runs"].foreign_run
-            now = views["runs"].now
-        elif stores.runs is not None:
-            run = await answered(stores.runs.get(self.run_id))
-            if run is not None and run.thread_id != self.thread_id:
-                run, foreign = None, True
-        pending = views["interrupts"].interrupts if "interrupts" in views else []
-        if "interrupts" not in views and stores.interrupts is not None:
-            pending = await answered(stores.interrupts.list_pending(self.thread_id))
-        activities = views["activities"].activities if "activities" in views else []
-        if "activities" not in views and stores.activities is not None:
-            activities = await answered(stores.activities.load_activities(self.thread_id))
-        return Opening(
-            transcript=(
-                _transcript(views["messages"])
-                if "messages" in views
-                else await load_messages(self.layout.messages, self.thread_id)
-            ),
-            now=now,
-            run=run,
-            foreign_run=foreign,
-            live=live,
-            pending=list(pending),
-            activities=list(activities),
-        )
+        """Messages, this run, pending interrupts and activities."""
+        return await read_opening(self.layout, self.thread_id, self.run_id)
 
     async def reload(self) -> Transcript:
         """The transcript as it is now."""
@@ -126,7 +89,7 @@ class UnitOfWork:
         if backend is None:
             return await load_messages(self.layout.messages, self.thread_id)
         query = ViewQuery(messages="bodies", runs="none", interrupts="none")
-        return _transcript(await read_view(backend, self.thread_id, query))
+        return transcript_of(await read_view(backend, self.thread_id, query))
 
     async def find_run(self, run_id: str) -> RunRecord | None:
         """A run of this thread."""
@@ -173,7 +136,8 @@ class UnitOfWork:
         )
 
     async def commit(self, boundary: Boundary) -> None:
-        """Write what of ``boundary`` is not written yet.
+        """Write what of ``boundary`` is not written yet. A stand-in that holds the run's claims
+        ends with the run.
 
         Raises:
             ThreadConflict: another writer moved the thread; nothing of this try was written.
@@ -192,6 +156,31 @@ class UnitOfWork:
                     raise
                 self._reports.failure("activities", error, run_id=self.run_id)
             boundary.done.update(group)
+        if isinstance(boundary.run, RunPatch):
+            await self._end_stand_in(boundary.run)
+
+    async def release(self) -> None:
+        """Give up the claims of a run that never began: nothing else ends its stand-in."""
+        await self._end_stand_in(RunPatch(status="failed"))
+
+    async def _end_stand_in(self, end: RunPatch) -> None:
+        """Best effort: left alone, the stand-in's lease runs out."""
+        desk = self.layout.desk
+        if not self._lent_run or desk is None:
+            return
+        self._lent_run = False
+        try:
+            await desk.commit_turn(
+                TurnCommit(
+                    commit_id=new_commit_id(),
+                    thread_id=self.thread_id,
+                    run_id=self.run_id,
+                    lease_token=self._token,
+                    run=stand_in_end(end),
+                )
+            )
+        except StoreError as error:
+            self._reports.failure("claims", error, run_id=self.run_id)
 
     async def _write(self, group: list[Part], boundary: Boundary) -> None:
         backend = self.layout.backend_of(group[0])
@@ -199,8 +188,11 @@ class UnitOfWork:
             await write_part(
                 self.layout, group[0], boundary, thread_id=self.thread_id, run_id=self.run_id
             )
-        else:
-            self._apply(boundary, group, await self._send(backend, group, boundary))
+            return
+        start = boundary.run
+        if "claims" in group and self.layout.lends_records and isinstance(start, RunStart):
+            await lend_records(backend, self.thread_id, boundary.claims, now=start.started_at)
+        self._apply(boundary, group, await self._send(backend, group, boundary))
 
     def _must_prove_lease(self, group: Sequence[Part], boundary: Boundary) -> bool:
         # A group in the run's own backend carries the token; others cannot check it.
@@ -235,6 +227,12 @@ class UnitOfWork:
             # From here on the run may be there, also when the reply is lost.
             self._holds_lease = self._token is not None
         token = self._token if self._in_run_backend(group) and self._holds_lease else None
+        run = boundary.run if "run" in group else None
+        if self.layout.lends_run and isinstance(boundary.run, RunStart) and "claims" in group:
+            run = self._lend_run(boundary.run)
+        elif self._lent_run and isinstance(boundary.run, RunPatch) and "answers" in group:
+            # The stand-in ends with the answers that it held the claims for.
+            run, token = stand_in_end(boundary.run), self._token
         activities = boundary.activities if "activities" in group else None
         return await backend.commit_turn(
             TurnCommit(
@@ -245,9 +243,9 @@ class UnitOfWork:
                 splice=splice,
                 cut_append=boundary.cut if "transcript" in group else None,
                 answers=boundary.answers if "answers" in group else (),
-                claims=boundary.claims if "answers" in group else (),
+                claims=boundary.claims if "claims" in group else (),
                 interrupts=boundary.interrupts if "interrupts" in group else (),
-                run=boundary.run if "run" in group else None,
+                run=run,
                 activities=(
                     None
                     if activities is None
@@ -257,8 +255,17 @@ class UnitOfWork:
             )
         )
 
+    def _lend_run(self, start: RunStart) -> RunStart:
+        if self._token is None:
+            raise CompositionError("claims need a lease token")
+        # From here on it may be there, also when the reply is lost.
+        self._lent_run = True
+        return stand_in_start(start, self._token)
+
     def _apply(self, boundary: Boundary, group: Sequence[Part], receipt: TurnReceipt) -> None:
         change = boundary.change
+        if "answers" in group and boundary.answers:
+            self._lent_run = False
         if "transcript" in group and change is not None:
             change.settle(receipt.numbers, receipt.revision)
         if "run" in group:
@@ -277,12 +284,14 @@ class UnitOfWork:
         await backend.save_draft(self.thread_id, self.run_id, rows, lease_token=self._token)
 
     async def renew_lease(self, lease_ms: int) -> RunRecord | None:
-        """Extend the lease; the run's record, None where there are no leases."""
-        backend = self.lease_backend
-        if backend is None or self._token is None:
+        """Extend the leases of the run and of its stand-in; the run's record, None where the
+        runs have no leases."""
+        backend, desk = self.lease_backend, self.layout.desk
+        if self._token is None:
             return None
-        return await backend.renew_lease(self.thread_id, self.run_id, self._token, lease_ms)
-
-
-def _transcript(view: ThreadView) -> Transcript:
-    return Transcript(messages=view.messages, numbers=view.numbers, revision=view.revision)
+        record = None
+        if backend is not None:
+            record = await backend.renew_lease(self.thread_id, self.run_id, self._token, lease_ms)
+        if self._lent_run and desk is not None:
+            await desk.renew_lease(self.thread_id, self.run_id, self._token, lease_ms)
+        return record
