@@ -2,28 +2,37 @@
 
     python examples/scripted_server.py --port 8000 --store sqlite:///chat.db
 
-Serves ``/api/chat``. The last user message says what the model does: ``SCENARIO:server-tool``,
+Serves ``/api/chat``. The last user message says what the model does: ``SCENARIO:approval``,
 ``SCENARIO:slow {"chunks": 50, "delayMs": 100}``; any other text is answered with a greeting.
-With a header ``X-User`` the request works on that user's own rows.
+With a header ``X-User`` the request works on that user's own rows. ``--calls`` writes down every
+tool that really runs.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import signal
 import socket
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 
 from chatkeep import Persistence, Scope, open_persistence
-from chatkeep.engine import ChatStream, chat
+from chatkeep.engine import ChatContext, ChatMiddleware, ChatStream, ToolCallInfo, chat
 from chatkeep.persistence import with_persistence
-from chatkeep.testkit.scripted import ScriptedModel, scripted_tools
+from chatkeep.testkit.scripted import (
+    ScriptedModel,
+    ScriptedPauses,
+    scripted_interrupts,
+    scripted_schema,
+    scripted_tools,
+)
 from chatkeep.web import ChatParams, ChatRouter, chat_router
 
 
@@ -32,8 +41,26 @@ def user_of(request: Request) -> Scope:
     return Scope(user_id=request.headers.get("x-user"))
 
 
+class CallLog(ChatMiddleware):
+    """Writes down the server tools that run, one JSON line each."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    async def on_before_tool_call(self, ctx: ChatContext, call: ToolCallInfo) -> None:
+        line = {
+            "thread": ctx.thread_id,
+            "run": ctx.run_id,
+            "tool": call.tool_name,
+            "args": call.args,
+        }
+        with self.path.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+
 def make_router(persistence: Persistence, options: argparse.Namespace) -> ChatRouter:
-    model, tools = ScriptedModel(), scripted_tools()
+    model, tools, questions = ScriptedModel(), scripted_tools(), scripted_interrupts()
+    watching = [CallLog(options.calls)] if options.calls else []
 
     def agent(params: ChatParams) -> ChatStream:
         keep = with_persistence(
@@ -42,7 +69,14 @@ def make_router(persistence: Persistence, options: argparse.Namespace) -> ChatRo
             snapshot_interval_ms=options.draft_ms,
             lease_ms=options.lease_ms,
         )
-        return chat(adapter=model, tools=tools, middleware=[keep], **params.chat_kwargs())
+        return chat(
+            adapter=model,
+            tools=tools,
+            interrupts=questions,
+            output_schema=scripted_schema(params.messages),
+            middleware=[keep, ScriptedPauses(), *watching],
+            **params.chat_kwargs(),
+        )
 
     return chat_router(
         persistence,
@@ -97,6 +131,7 @@ def main() -> None:
     parser.add_argument("--lease-ms", type=int, default=30_000, help="life of a silent run")
     parser.add_argument("--drafts", action="store_true", help="store answers while they stream")
     parser.add_argument("--draft-ms", type=int, default=1_000, help="time between two drafts")
+    parser.add_argument("--calls", type=Path, help="file that takes down the tools that run")
     parser.add_argument("--drain", type=float, default=2.0, help="seconds for runs at shutdown")
     parser.add_argument("--heartbeat", type=float, default=15.0, help="seconds of silence")
     parser.add_argument("--log-level", default="warning")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import json
 import re
 import signal
 import subprocess
@@ -13,7 +14,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import IO, Self
+from typing import IO, Any, Self
 
 import psutil
 
@@ -43,7 +44,9 @@ class ChatServer:
     ) -> None:
         script = [sys.executable, str(EXAMPLES / "scripted_server.py"), "--port", "0"]
         self.store = store
-        self.command = list(command or [*script, "--store", store, *options])
+        self.calls = tempfile.NamedTemporaryFile("r")  # noqa: SIM115 - closed by close()
+        own = ["--store", store, "--calls", self.calls.name, *options]
+        self.command = list(command or [*script, *own])
         self.folder = folder
         self.url = ""
         self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed by close()
@@ -107,11 +110,22 @@ class ChatServer:
         self.log.seek(0)
         return _SCRIPTED.sub("", self.log.read())
 
+    def executed(self, thread_id: str) -> list[dict[str, Any]]:
+        """The server tools that ran for a thread, in order: ``tool`` and ``args``."""
+        self.calls.seek(0)
+        calls = [json.loads(line) for line in self.calls]
+        return [
+            {"tool": call["tool"], "args": call["args"]}
+            for call in calls
+            if call["thread"] == thread_id
+        ]
+
     def close(self) -> None:
         """Whatever state it is in: gone."""
         if self.process is not None:
             self.kill()
         self.log.close()
+        self.calls.close()
 
 
 async def until(ready: Callable[[], bool | Awaitable[bool]], seconds: float = 20.0) -> None:

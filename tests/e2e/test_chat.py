@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -14,11 +13,11 @@ from chatkeep import open_persistence
 from chatkeep.testkit.client import comparable, wire_rows
 from chatkeep.testkit.event_order import check_events
 from chatkeep.testkit.tab import Exchange, Tab, user_message
+from e2e.checks import NewTab, reloaded, well_formed
 from e2e.conftest import DURABLE
 from e2e.server import ChatServer
 
 pytestmark = pytest.mark.anyio
-NewTab = Callable[..., Tab]
 
 TURNS = [
     "Hello",
@@ -31,46 +30,6 @@ TURNS = [
     "SCENARIO:inspect",
     "text of every kind: \x00 \U0001f600 עברית e\u0301 \u2028 </script> \\",
 ]
-
-
-def nulls(value: Any, path: str = "$") -> list[str]:
-    """Where an object has a null."""
-    if isinstance(value, dict):
-        return [p for k, v in value.items() for p in nulls(v, f"{path}.{k}")] + [
-            f"{path}.{k}" for k, v in value.items() if v is None
-        ]
-    if isinstance(value, list):
-        return [p for i, v in enumerate(value) for p in nulls(v, f"{path}[{i}]")]
-    return []
-
-
-def well_formed(exchange: Exchange) -> None:
-    """Framing, ids and order of one answer."""
-    assert exchange.status == 200
-    assert exchange.headers["content-type"] == "text/event-stream"
-    assert exchange.headers["cache-control"].startswith("no-cache")
-    assert exchange.headers["x-accel-buffering"] == "no"
-    assert None not in exchange.offsets
-    assert len(set(exchange.offsets)) == len(exchange.offsets)
-    check_events(exchange.events)
-    assert not [p for e in exchange.events if e["type"] != "CUSTOM" for p in nulls(e)]
-    for event in exchange.events:
-        assert event.get("threadId", "same") in (
-            "same",
-            exchange.body and exchange.body["threadId"],
-        )
-        assert event.get("runId", exchange.run_id) == exchange.run_id
-
-
-async def reloaded(new_tab: NewTab, tab: Tab) -> Tab:
-    """A fresh page on the same thread shows the same."""
-    fresh = new_tab(tab.thread_id)
-    await fresh.load()
-    assert comparable(fresh.messages) == comparable(tab.messages)
-    assert fresh.hydrated["activeRun"] is None
-    assert fresh.hydrated["interrupts"] is None
-    assert not nulls(fresh.messages)
-    return fresh
 
 
 async def test_every_turn_comes_back_as_it_streamed(new_tab: NewTab) -> None:

@@ -8,10 +8,18 @@ from typing import Any
 
 import pytest
 
-from chatkeep.engine import AbortSignal, chat
+from chatkeep.engine import AbortSignal, ModelRequest, chat
 from chatkeep.testkit.event_order import check_events
 from chatkeep.testkit.played import collect
-from chatkeep.testkit.scripted import ScriptedModel, scenarios, scripted_tools
+from chatkeep.testkit.scripted import (
+    ScriptedModel,
+    ScriptedPauses,
+    browser_tools,
+    scenarios,
+    scripted_interrupts,
+    scripted_schema,
+    scripted_tools,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -26,6 +34,9 @@ async def play(text: str, history: Any = ()) -> list[Json]:
         thread_id="t",
         run_id="r",
         tools=scripted_tools(),
+        client_tools=browser_tools("adhoc_client_tool"),
+        interrupts=scripted_interrupts(),
+        middleware=[ScriptedPauses()],
     )
     events = await collect(stream)
     check_events(events)
@@ -36,11 +47,16 @@ def deltas(events: list[Json]) -> list[str]:
     return [e["delta"] for e in events if e["type"] == "TEXT_MESSAGE_CONTENT"]
 
 
-def test_the_built_scenarios_are_listed() -> None:
-    assert scenarios() == (
-        "error", "error-early", "inspect", "reasoning", "server-tool", "server-tool-error",
-        "server-tool-text", "slow", "text",
-    )  # fmt: skip
+def test_the_scenarios_are_listed() -> None:
+    """Those of the convention, and a few more that need options or another process."""
+    assert {
+        "activity", "approval", "approval-slow", "approval-two", "client-tool",
+        "client-tool-adhoc", "client-tool-noschema", "client-tool-sequence", "error",
+        "error-early", "generic", "inspect", "mixed", "reasoning", "server-tool",
+        "server-tool-error", "server-tool-text", "slow", "structured", "text", "ui-resource",
+        "ui-resource-parallel", "ui-resource-plain",
+    } <= {*scenarios()}  # fmt: skip
+    assert list(scenarios()) == sorted(scenarios())
 
 
 @pytest.mark.parametrize("text", ["SCENARIO:text", "anything", "SCENARIO:text {}"])
@@ -151,14 +167,106 @@ async def test_results_before_the_last_user_message_do_not_count() -> None:
     ]
 
 
+def questions(events: list[Json]) -> list[tuple[str, Any]]:
+    """Tool or definition, and arguments or payload, of what the run paused for."""
+    asked: list[tuple[str, Any]] = []
+    for descriptor in events[-1]["outcome"]["interrupts"]:
+        metadata = descriptor["metadata"]
+        binding = metadata["tanstack:interruptBinding"]
+        if binding["kind"] == "generic":
+            asked.append((binding["definitionId"], metadata["tanstack:interruptPayload"]))
+        else:
+            asked.append((metadata["toolName"], metadata["input"]))
+    return asked
+
+
+EMAIL = ("send_email", {"to": "ada@example.com", "subject": "Hi"})
+LOCATION = ("get_location", {"accuracy": "high"})
+NOTHING: Json = {}
+
+
 @pytest.mark.parametrize(
-    ("name", "why"), [("approval", "comes with a later version"), ("nonsense", "is unknown")]
+    ("name", "asked"),
+    [
+        ("approval", [EMAIL]),
+        ("approval-slow", [EMAIL]),
+        (
+            "approval-two",
+            [
+                ("send_email", {"to": "ada@example.com", "subject": "A"}),
+                ("send_email", {"to": "bob@example.com", "subject": "B"}),
+            ],
+        ),
+        ("client-tool", [LOCATION]),
+        ("client-tool-noschema", [("pick_color", {"palette": "warm"})]),
+        ("client-tool-adhoc", [("adhoc_client_tool", {"q": 1})]),
+        ("client-tool-sequence", [LOCATION]),
+        ("mixed", [EMAIL, LOCATION]),
+        ("generic", [("review-plan", {"title": "Release plan"})]),
+        ("ui-resource", [("await_widget_result", NOTHING)]),
+        ("ui-resource-parallel", [("await_widget_result", NOTHING)]),
+        ('text {"pause": ["afterModel"]}', [("review-plan", {"title": "Release plan"})]),
+        ('approval-job {"ms": 7}', [("approved_job", {"ms": 7})]),
+    ],
 )
-async def test_scenarios_that_are_not_built_say_so(name: str, why: str) -> None:
-    events = await play(f"SCENARIO:{name}")
+async def test_scenarios_that_ask_a_person(name: str, asked: list[tuple[str, Any]]) -> None:
+    assert questions(await play(f"SCENARIO:{name}")) == asked
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("approval", "Email outcome: one | two"),
+        ("client-tool-sequence", "Sequence outcome: one | two"),
+        ("mixed", "Mixed outcome: one | two"),
+        ("approval-slow", "w0 w1 "),
+    ],
+)
+async def test_results_after_the_message_are_what_is_said(name: str, said: str) -> None:
+    """A placeholder of the browser is none."""
+    rows: list[Any] = [
+        {"id": "u1", "role": "user", "content": f'SCENARIO:{name} {{"chunks":2,"delayMs":1}}'}
+    ]
+    contents = ["one", '{"approved":true,"pendingExecution":true,"message":"…"}', "two"]
+    calls = [
+        {"id": f"c{i}", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+        for i in range(len(contents))
+    ]
+    rows.append({"id": "a1", "role": "assistant", "content": None, "toolCalls": calls})
+    rows += [
+        {"id": f"t{i}", "role": "tool", "toolCallId": f"c{i}", "content": content}
+        for i, content in enumerate(contents)
+    ]
+    model = ScriptedModel()
+    request = ModelRequest(
+        messages=rows, thread_id="t", run_id="r", message_id="m", abort=AbortSignal()
+    )
+    events = [e async for e in model.stream(request)]
+    assert "".join(getattr(e, "delta", "") for e in events) == said
+
+
+async def test_the_run_that_an_option_names_fails() -> None:
+    events = await play('SCENARIO:server-tool {"failsIn": "r"}')
+    assert (events[-1]["type"], events[-1]["message"]) == ("RUN_ERROR", "scripted failure")
+    assert (await play('SCENARIO:server-tool {"failsIn": "x"}'))[-1]["type"] == "RUN_FINISHED"
+
+
+def test_a_route_asks_for_structure_in_one_scenario_only() -> None:
+    def schema(text: str) -> Any:
+        return scripted_schema([{"role": "user", "content": text}])
+
+    assert schema("SCENARIO:structured")["required"] == ["name", "age"]
+    assert schema('SCENARIO:structured {"as": "event"}') is not None
+    for text in ("SCENARIO:text", "SCENARIO:slow [1]", "structured", ""):
+        assert schema(text) is None
+    assert scripted_schema([]) is None
+
+
+async def test_an_unknown_scenario_says_which_there_are() -> None:
+    events = await play("SCENARIO:nonsense")
     assert events[-1]["type"] == "RUN_ERROR"
     assert events[-1]["code"] == "unknown-scenario"
-    assert why in events[-1]["message"]
+    assert "is unknown" in events[-1]["message"]
     assert "server-tool-text" in events[-1]["message"]
 
 

@@ -17,7 +17,7 @@ from chatkeep.delivery import Delivery, RunKey
 from chatkeep.engine import ChatStream, chat
 from chatkeep.errors import CompositionError, ToolError
 from chatkeep.scope import Scope
-from chatkeep.testkit.scripted import ScriptedModel, scripted_tools
+from chatkeep.testkit.scripted import ScriptedModel, scripted_interrupts, scripted_tools
 from chatkeep.web import ChatParams, chat_router, reconstruct_chat, sse_response
 
 from .conftest import Answer, Watched, request
@@ -156,7 +156,6 @@ MODEL = ScriptedModel()
         ({"adapter": MODEL, "messages": [], "run_id": "r"}, "messages, run_id"),
         ({"adapter": MODEL, "middleware": ["keep"]}, "middleware"),
         ({"adapter": MODEL, "middleware": with_persistence(memory_persistence())}, "middleware"),
-        ({"adapter": MODEL, "interrupts": [1]}, "interrupts"),
     ],
 )
 def test_an_agent_that_could_serve_nobody_is_refused_at_once(
@@ -171,6 +170,14 @@ def test_wrong_tools_are_refused_at_once(persistence: Persistence) -> None:
     twice = [*scripted_tools(), *scripted_tools()]
     with pytest.raises(ToolError):
         chat_router(persistence, {"adapter": MODEL, "tools": twice}, allow_anonymous=True)
+
+
+@pytest.mark.parametrize("wrong", [[1], [*scripted_interrupts()] * 2])
+def test_wrong_definitions_of_interrupts_are_refused_at_once(
+    persistence: Persistence, wrong: Any
+) -> None:
+    with pytest.raises(ToolError, match="interrupt definition"):
+        chat_router(persistence, {"adapter": MODEL, "interrupts": wrong}, allow_anonymous=True)
 
 
 async def _forgets(_: ChatParams) -> None:

@@ -147,6 +147,11 @@ class Tab(Answers):
         answers are gone afterwards; questions that were refused still wait."""
         return await self._post(**self.batch(), **fields)
 
+    async def cancel_run(self, run_id: str) -> httpx.Response:
+        """Ask the server to stop a run, or to give up a paused one with its questions."""
+        query = {"threadId": self.thread_id, "runId": run_id}
+        return await self._http.delete(self._url, params=query, headers=self._headers)
+
     async def _post(self, **fields: Any) -> Exchange:
         return await _last(self.stream(self.body(**fields)))
 
