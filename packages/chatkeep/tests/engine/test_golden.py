@@ -1,37 +1,16 @@
-"""The engine against recorded runs of the TypeScript engine; every difference is data.
-
-``golden/trace-*.txt`` hold events, hook orders and histories as recorded. ``deviations.json``
-says, event by event and with a reason, where this engine differs on purpose. A deviation that
-nothing uses fails.
-"""
+"""The engine against recorded runs of the TypeScript engine; every difference is data."""
 
 from __future__ import annotations
 
-import copy
 import json
-import re
-from collections.abc import AsyncIterator, Callable
-from pathlib import Path
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 from ag_ui.core import (
-    ReasoningEndEvent,
-    ReasoningMessageContentEvent,
-    ReasoningMessageEndEvent,
-    ReasoningMessageStartEvent,
-    ReasoningStartEvent,
     RunErrorEvent,
-    RunFinishedEvent,
-    RunStartedEvent,
-    StepFinishedEvent,
     TextMessageContentEvent,
-    TextMessageEndEvent,
     TextMessageStartEvent,
-    TokenUsage,
-    ToolCallArgsEvent,
-    ToolCallEndEvent,
-    ToolCallStartEvent,
 )
 
 from chatkeep.engine import (
@@ -42,71 +21,33 @@ from chatkeep.engine import (
     Event,
     FinishInfo,
     ModelRequest,
-    Tool,
     ToolCallInfo,
     ToolContext,
-    chat,
-    client_tool,
     define_tool,
 )
 from chatkeep.testkit.event_order import check_events
-from chatkeep.testkit.played import PlayedModel, PlayedTurn, TraceMiddleware, collect
+from chatkeep.testkit.played import TraceMiddleware
+
+from .golden_harness import (
+    DEVIATIONS,
+    MODEL,
+    Case,
+    Key,
+    Section,
+    anonymous,
+    answer,
+    begin,
+    call,
+    deviating,
+    deviating_hooks,
+    finish,
+    plain,
+    played,
+    sections,
+    text,
+)
 
 pytestmark = pytest.mark.anyio
-
-GOLDEN = Path(__file__).parent / "golden"
-MODEL: dict[str, Any] = {"model": "m1"}
-MINTED = re.compile(r"(msg|call)-[0-9a-f]{8}-[0-9a-f-]{27}\Z")
-Json = dict[str, Any]
-
-
-# ------------------------------------------------------------------- what the traces played
-
-
-def text(identity: str, delta: str) -> list[Event]:
-    return [
-        TextMessageStartEvent(message_id=identity, role="assistant", **MODEL),
-        TextMessageContentEvent(message_id=identity, delta=delta, **MODEL),
-        TextMessageEndEvent(message_id=identity, **MODEL),
-    ]
-
-
-def call(identity: str, name: str, arguments: str, index: int | None = None) -> list[Event]:
-    place = {} if index is None else {"index": index}
-    return [
-        ToolCallStartEvent(
-            tool_call_id=identity,
-            tool_call_name=name,
-            parent_message_id="m1",
-            toolName=name,
-            **place,
-            **MODEL,
-        ),
-        ToolCallArgsEvent(tool_call_id=identity, delta=arguments, **MODEL),
-        ToolCallEndEvent(
-            tool_call_id=identity,
-            toolCallName=name,
-            toolName=name,
-            input=json.loads(arguments),
-            **MODEL,
-        ),
-    ]
-
-
-def begin() -> Event:
-    return RunStartedEvent(thread_id="other", run_id="provider-run", **MODEL)
-
-
-def finish(reason: str) -> Event:
-    usage = [TokenUsage(input_tokens=3, output_tokens=2, total_tokens=5)]
-    return RunFinishedEvent(
-        thread_id="other", run_id="provider-run", usage=usage, finishReason=reason, **MODEL
-    )
-
-
-def answer(identity: str, said: str) -> list[Event]:
-    return [begin(), *text(identity, said), finish("stop")]
-
 
 NUMBER = {"type": "object", "properties": {"x": {"type": "number"}}, "required": ["x"]}
 
@@ -175,47 +116,7 @@ async def _stops(_: ModelRequest) -> AsyncIterator[Event]:
     yield TextMessageContentEvent(message_id="m1", delta="never")
 
 
-def reasoning_turn() -> list[Event]:
-    return [
-        begin(),
-        ReasoningStartEvent(message_id="rs1", **MODEL),
-        ReasoningMessageStartEvent(message_id="rs1", role="reasoning", **MODEL),
-        ReasoningMessageContentEvent(message_id="rs1", delta="think", **MODEL),
-        ReasoningMessageEndEvent(message_id="rs1", **MODEL),
-        StepFinishedEvent(step_name="rs1", stepId="rs1", signature="SIG", **MODEL),
-        ReasoningEndEvent(message_id="rs1", **MODEL),
-        *text("m1", "pre"),
-        *call("b1", "bad", "{}", 0),
-        ToolCallStartEvent(
-            tool_call_id="k1",
-            tool_call_name="cli",
-            parent_message_id="m1",
-            metadata={"thoughtSignature": "TS"},
-            index=1,
-            **MODEL,
-        ),
-        ToolCallEndEvent(tool_call_id="k1", toolCallName="cli", input={"q": 1}, **MODEL),
-        finish("tool_calls"),
-    ]
-
-
-class Case:
-    """One section of a trace: what it plays."""
-
-    def __init__(
-        self,
-        *turns: PlayedTurn,
-        tools: tuple[Tool, ...] = (),
-        middleware: Callable[[], list[ChatMiddleware]] = list,
-        **options: Any,
-    ) -> None:
-        self.turns = turns
-        self.tools = tools
-        self.middleware = middleware
-        self.options = options
-
-
-CASES: dict[tuple[str, str], Case] = {
+CASES: dict[Key, Case] = {
     ("a", "text"): Case(answer("m1", "hello")),
     ("a", "server tool"): Case(
         [begin(), *text("m1", "thinking"), *call("c1", "srv", '{"x":1}'), finish("tool_calls")],
@@ -262,127 +163,10 @@ CASES: dict[tuple[str, str], Case] = {
         middleware=lambda: [_Decides(BeforeToolDecision(action="skip", value={"s": 1}))],
     ),
     ("d", "onFinish throws"): Case(answer("m1", "ok"), middleware=lambda: [_FailsToFinish()]),
-    ("h", "reasoning+fail+client"): Case(
-        reasoning_turn(),
-        tools=(define_tool(name="bad", execute=_boom), client_tool("cli")),
-        messages=[{"id": "u1", "role": "user", "content": "hi"}],
-        state={},
-    ),
 }
 
 
-# ----------------------------------------------------------------------- reading the traces
-
-
-class Section:
-    def __init__(self, trace: str, name: str, body: str) -> None:
-        self.key = (trace, name)
-        lines = unrandom(body).strip().splitlines()
-        self.events = [json.loads(line) for line in lines if line.startswith('{"type"')]
-        self.hooks = [re.sub(r"\{.*", "", line) for line in lines if line[0] not in "{["]
-        self.rows = [json.loads(line) for line in lines if line.startswith("[{")]
-
-
-def unrandom(body: str) -> str:
-    """The call ids that one recording drew at random, numbered in their order."""
-    drawn = list(dict.fromkeys(re.findall(r'"(c0\.\d+)"', body)))
-    for number, identity in enumerate(drawn):
-        body = body.replace(f'"{identity}"', f'"c{number}"')
-    return body
-
-
-def sections() -> list[Section]:
-    found: list[Section] = []
-    for path in sorted(GOLDEN.glob("trace-*.txt")):
-        parts = re.split(r"(?m)^=== (.*)$", path.read_text())
-        trace = path.stem[-1]
-        found += [Section(trace, n, b) for n, b in zip(parts[1::2], parts[2::2], strict=True)]
-    return found
-
-
-SECTIONS = sections()
-DEVIATIONS: list[Json] = json.loads((GOLDEN / "deviations.json").read_text())
-
-
-def matches(value: Any, pattern: Any) -> bool:
-    if isinstance(pattern, dict) and "$in" in pattern:
-        return value in pattern["$in"]
-    if isinstance(pattern, dict):
-        return isinstance(value, dict) and all(
-            k in value and matches(value[k], v) for k, v in pattern.items()
-        )
-    return bool(value == pattern)
-
-
-def merged(value: Json, patch: Json) -> Json:
-    out = dict(value)
-    for key, change in patch.items():
-        if change is None:
-            out.pop(key, None)
-        elif isinstance(change, dict) and isinstance(out.get(key), dict):
-            out[key] = merged(out[key], change)
-        else:
-            out[key] = copy.deepcopy(change)
-    return out
-
-
-def concerns(deviation: Json, key: tuple[str, str]) -> bool:
-    return key[0] in deviation["traces"] and key[1] in deviation.get("sections", [key[1]])
-
-
-def deviating(events: list[Json], key: tuple[str, str]) -> tuple[list[Json], set[int]]:
-    """The recorded events with the deviations of a section, and which of these were used."""
-    used: set[int] = set()
-    for number, deviation in enumerate(DEVIATIONS):
-        if not concerns(deviation, key):
-            continue
-        out: list[Json] = []
-        for event in events:
-            hit = "match" in deviation and matches(event, deviation["match"])
-            if hit:
-                used.add(number)
-            if hit and deviation["op"] == "merge":
-                out.append(merged(event, deviation["merge"]))
-            elif hit and deviation["op"] == "before":
-                out += [*copy.deepcopy(deviation["events"]), event]
-            elif not hit or deviation["op"] != "drop":
-                out.append(event)
-        if deviation["op"] == "append":
-            used.add(number)
-            out += copy.deepcopy(deviation["events"])
-        events = out
-    return events, used
-
-
-def plain(event: Event) -> Json:
-    """An event without its time and with minted ids named by their kind."""
-    data: Json = event.model_dump(mode="json", by_alias=True)
-    del data["timestamp"]
-    return anonymous(data)
-
-
-def anonymous(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {k: "<time>" if k == "createdAt" else anonymous(v) for k, v in value.items()}
-    if isinstance(value, list):
-        return [anonymous(v) for v in value]
-    if isinstance(value, str):
-        found = MINTED.match(value)
-        return f"<{found[1]}>" if found else value
-    return value
-
-
-async def played(case: Case, *middleware: ChatMiddleware) -> list[Event]:
-    said = [{"role": "user", "content": "hi"}]
-    options: dict[str, Any] = {"run_id": "r1", "messages": said, **case.options}
-    stream = chat(
-        adapter=PlayedModel(*case.turns, provider="", model="m1"),
-        thread_id="thread1",
-        tools=case.tools,
-        middleware=[*case.middleware(), *middleware],
-        **options,
-    )
-    return await collect(stream)
+SECTIONS = sections("a", "d")
 
 
 # --------------------------------------------------------------------------------- the tests
@@ -424,8 +208,9 @@ async def test_hooks_are_called_in_the_recorded_order(section: Section) -> None:
 def test_every_deviation_is_used() -> None:
     """A deviation that matches nothing any more is a mistake, or has become needless."""
     used: set[int] = set()
-    for section in SECTIONS:
+    for section in sections("a", "b", "d", "d-pauses", "h", "i", "j"):
         used |= deviating(section.events, section.key)[1]
+        used |= deviating_hooks(section.hooks, section.key)[1]
     unused = [d for i, d in enumerate(DEVIATIONS) if i not in used]
     assert not unused
     assert all(d["reason"] for d in DEVIATIONS)
