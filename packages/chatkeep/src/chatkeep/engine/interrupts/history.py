@@ -10,7 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from chatkeep.engine.calls import Call
-from chatkeep.engine.interrupts.bindings import CONTINUATION_KEY, approval_id, client_tool_id
+from chatkeep.engine.interrupts.bindings import (
+    CONTINUATION_KEY,
+    approval_id,
+    client_tool_id,
+    parse_binding,
+)
 from chatkeep.engine.interrupts.definitions import InterruptDefinition
 from chatkeep.engine.interrupts.descriptors import (
     approval_descriptor,
@@ -84,21 +89,26 @@ def pending_from_history(
     """What the paused run ``run_id`` must have asked.
 
     Open calls after the last user message that need an approval or run in the browser are
-    pending; calls that have a result already are, when the answers name them (browsers post what
-    their tools returned along). An answer to the browser tool of a call that needs an approval
+    pending, unless the first question of the batch was a generic one; calls that have a result
+    already are, when the answers name them (browsers post what their tools returned along). An answer to the browser tool of a call that needs an approval
     says that it was approved. Generic questions come from what the answers repeat of them.
 
     Raises:
         InterruptResumeError: a repeated question that is none of ``definitions`` as they are now.
     """
     answered = set(submitted_ids(entries))
-    out = [
+    questions = _questions(entries, definitions, run_id, thread_id)
+    # Indexes count over the whole batch: a question that came first had no call before it.
+    only_questions = any(
+        binding is not None and binding.batch_index == 0
+        for binding in (parse_binding(question.descriptor) for question in questions)
+    )
+    calls = [
         item
         for call, has_result in _calls(messages)
-        for item in _of_call(call, has_result, answered, tools, run_id)
+        for item in _of_call(call, has_result or only_questions, answered, tools, run_id)
     ]
-    out.extend(_questions(entries, definitions, run_id, thread_id))
-    return out
+    return [*calls, *questions]
 
 
 def _calls(messages: Sequence[ModelMessage]) -> Iterator[tuple[Call, bool]]:
@@ -157,7 +167,8 @@ def _arguments(call: Call, tool: Tool) -> Any:
     """The arguments of a call; None when they are none that the tool takes."""
     try:
         args = call.parse()
-        tool.check_input(args)
+        if not tool.from_request:
+            tool.check_input(args)
     except (InvalidArguments, ValueError):
         return None
     return args
