@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,11 +17,22 @@ from ag_ui.core import (
     TextMessageContentEvent,
     TextMessageEndEvent,
     TextMessageStartEvent,
+    ToolCallArgsEvent,
+    ToolCallEndEvent,
+    ToolCallStartEvent,
 )
 
 from chatkeep.backends import Persistence
-from chatkeep.engine import chat
+from chatkeep.engine import (
+    ChatContext,
+    ChatMiddleware,
+    Tool,
+    chat,
+    client_tool,
+    define_tool,
+)
 from chatkeep.engine.adapter import ModelRequest, model_finished
+from chatkeep.engine.interrupts import define_interrupt
 from chatkeep.memory import memory_persistence
 from chatkeep.persistence import PersistenceMiddleware, with_persistence
 from chatkeep.records import ModelMessage, RunRecord
@@ -110,6 +123,121 @@ class Paced:
         yield model_finished(request, "stop", usage=self.usage)
 
 
+@dataclass
+class Calls:
+    """Makes one turn of calls after the other, each ``(id, name, arguments)``, as soon as those
+    before have results; then says what the results were. Only what follows the last user message
+    counts. ``waits``: for ``go``, before it says anything."""
+
+    turns: Sequence[Sequence[tuple[str, str, dict[str, Any]]]] = ((("c1", "pay", {"n": 1}),),)
+    waits: bool = False
+    provider: str = "calls"
+    model: str = "calls-1"
+    began: asyncio.Event = field(default_factory=asyncio.Event)
+    go: asyncio.Event = field(default_factory=asyncio.Event)
+    requests: list[ModelRequest] = field(default_factory=list)
+
+    async def stream(self, request: ModelRequest) -> AsyncIterator[BaseEvent]:
+        self.requests.append(request)
+        self.began.set()
+        if self.waits:
+            await self.go.wait()
+        rows = list(request.messages)
+        asked = max((i for i, m in enumerate(rows) if m["role"] == "user"), default=-1)
+        results = {m["toolCallId"]: m for m in rows[asked + 1 :] if m["role"] == "tool"}
+        identity = request.message_id
+        yield TextMessageStartEvent(message_id=identity)
+        turn = next((t for t in self.turns if any(c[0] not in results for c in t)), None)
+        if turn is None:
+            said = " | ".join(str(m["content"]) for m in results.values())
+            yield TextMessageContentEvent(message_id=identity, delta=f"said {said}")
+        yield TextMessageEndEvent(message_id=identity)
+        for call_id, name, args in turn or ():
+            yield ToolCallStartEvent(
+                tool_call_id=call_id, tool_call_name=name, parent_message_id=identity
+            )
+            yield ToolCallArgsEvent(tool_call_id=call_id, delta=json.dumps(args))
+            yield ToolCallEndEvent(tool_call_id=call_id)
+        usage = {"promptTokens": 2, "completionTokens": 1, "totalTokens": 3}
+        yield model_finished(request, "stop" if turn is None else "tool_calls", usage=usage)
+
+
+NUMBER = {"type": "object", "properties": {"n": {"type": "number"}}, "required": ["n"]}
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+
+REVIEW = define_interrupt(
+    "review",
+    response={"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]},
+    payload={"type": "object"},
+)
+
+
+@dataclass
+class Bank:
+    """Tools, and what they did: ``pay`` needs an approval, ``look`` none, ``locate`` runs in the
+    browser, ``sign`` runs there and needs an approval. ``gate`` holds ``pay`` back."""
+
+    paid: list[Any] = field(default_factory=list)
+    looked: list[Any] = field(default_factory=list)
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+    paying: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.gate.set()
+
+    def tools(self) -> list[Tool]:
+        async def pay(args: Any) -> Any:
+            self.paid.append(args["n"])
+            self.paying.set()
+            await self.gate.wait()
+            return {"paid": args["n"]}
+
+        async def look(args: Any) -> Any:
+            self.looked.append(args["n"])
+            return {"seen": args["n"]}
+
+        return [
+            define_tool(
+                name="pay", description="", input_schema=NUMBER, execute=pay, needs_approval=True
+            ),
+            define_tool(name="look", description="", input_schema=NUMBER, execute=look),
+            client_tool(name="locate", description="", input_schema=NUMBER, output_schema=CITY),
+            client_tool(
+                name="sign",
+                description="",
+                input_schema=NUMBER,
+                output_schema=CITY,
+                needs_approval=True,
+            ),
+        ]
+
+
+class Asks(ChatMiddleware):
+    """Asks ``review`` at a boundary, in runs that answer nothing."""
+
+    name = "asks"
+
+    def __init__(self, boundary: str = "beforeModel", *keys: str, **options: Any) -> None:
+        self.boundary, self.keys, self.options = boundary, keys or ("k",), options
+        self.answers: list[Any] = []
+
+    async def on_interrupt_boundary(self, ctx: ChatContext, boundary: Any) -> Any:
+        seen = ctx.state(self, dict[str, bool])
+        if boundary != self.boundary or seen or ctx.parent_run_id is not None:
+            return None
+        seen["asked"] = True
+        return [
+            REVIEW.request(
+                key=key, reason="review", message="?", payload={"k": key}, **self.options
+            )
+            for key in self.keys
+        ]
+
+    async def on_interrupt_resolution(self, ctx: ChatContext, resolutions: Any) -> Any:
+        self.answers += [(a.key, a.status, a.response) for a in resolutions.all()]
+        return None
+
+
 class Lab:
     """One thread of one persistence, and shorthands for what tests ask again and again."""
 
@@ -117,6 +245,7 @@ class Lab:
         self.persistence, self.faults = with_faults(persistence)
         self.thread_id = thread_id
         self.runs = 0
+        self.bank = Bank()
 
     def middleware(self, **options: Any) -> PersistenceMiddleware:
         return with_persistence(self.persistence, **options)
@@ -138,7 +267,8 @@ class Lab:
             messages=list(messages),
             thread_id=options.pop("thread_id", self.thread_id),
             run_id=run,
-            tools=scripted_tools(),
+            tools=options.pop("tools", None) or [*scripted_tools(), *self.bank.tools()],
+            interrupts=options.pop("interrupts", [REVIEW]),
             middleware=keep if isinstance(keep, list) else [keep],
             **options,
         )
@@ -151,6 +281,39 @@ class Lab:
     async def turn(self, *messages: dict[str, Any], **options: Any) -> list[BaseEvent]:
         """A whole turn; its events."""
         return await self.start(*messages, **options)
+
+    async def pause(self, *turns: Any, **options: Any) -> Any:
+        """A turn with a question ``u1`` that pauses; its terminal event."""
+        posted = options.pop("messages", [user("u1")])
+        adapter = options.pop("adapter", None) or (Calls(turns) if turns else Calls())
+        return terminal(await self.turn(*posted, adapter=adapter, **options))
+
+    async def resume(self, *entries: dict[str, Any], turns: Any = (), **options: Any) -> Any:
+        """A continuation that posts no messages; its terminal event."""
+        posted = options.pop("messages", [])
+        adapter = options.pop("adapter", None) or (Calls(turns) if turns else Calls())
+        return terminal(await self.turn(*posted, adapter=adapter, resume=list(entries), **options))
+
+    async def waiting(self) -> list[str]:
+        """Ids of the interrupts that are pending, claimed or not."""
+        store = self.persistence.stores.interrupts
+        assert store is not None
+        return [record.interrupt_id for record in await store.list_pending(self.thread_id)]
+
+    async def settled(self) -> dict[str, Any]:
+        """Status and response of every settled interrupt."""
+        store = self.persistence.stores.interrupts
+        assert store is not None
+        return {
+            record.interrupt_id: (record.status, record.response)
+            for record in await store.list(self.thread_id)
+            if record.status != "pending"
+        }
+
+    async def everything(self) -> Any:
+        """All that is kept of the thread."""
+        export = await self.persistence.export_thread(self.thread_id)
+        return None if export is None else dataclasses.asdict(export)
 
     async def stored(self) -> list[ModelMessage]:
         assert self.persistence.stores.messages is not None
@@ -207,6 +370,9 @@ class Tools:
     assistant: Callable[..., dict[str, Any]] = assistant
     terminal: Callable[..., Any] = terminal
     Paced: type[Paced] = Paced
+    Calls: type[Calls] = Calls
+    Bank: type[Bank] = Bank
+    Asks: type[Asks] = Asks
     Lab: type[Lab] = Lab
     Faults: type[Faults] = Faults
 
