@@ -88,6 +88,9 @@ def test_a_server_tool_turn_is_painted() -> None:
     [
         (result("t", "c", '{"error":"E"}', error="E"), "error", {"error": "E"}),
         (result("t", "c", "null", error="denied"), "error", {"error": "denied"}),
+        (result("t", "c", "", error="denied"), "error", {"error": "denied"}),
+        (result("t", "c", '{"reason":"no"}', error="E"), "error", {"reason": "no"}),
+        (result("t", "c", "no", error="no"), "error", "no"),
         (result("t", "c", '{"error":"looks like one"}'), "complete", {"error": "looks like one"}),
         (result("t", "c", "plain text"), "complete", "plain text"),
         (result("t", "c", "NaN"), "complete", "NaN"),

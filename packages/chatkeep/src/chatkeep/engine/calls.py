@@ -178,7 +178,7 @@ class Call:
         }
         if failed:
             # An empty text would read as no error in a browser.
-            row["error"] = _error_text(seen, content) or "failed"
+            row["error"] = _error_text(seen) or "failed"
         return row
 
     def result_event(self, row: ModelMessage) -> ToolCallResultEvent:
@@ -193,9 +193,10 @@ class Call:
         )
 
 
-def _error_text(seen: Any, content: Any) -> str:
+def _error_text(seen: Any) -> str:
+    """What a browser shows of a failed result: its error, its text, or that it failed."""
     if isinstance(seen, dict):
         error: Any = cast("dict[str, Any]", seen).get("error")
         if isinstance(error, str) and error:
             return error
-    return content if isinstance(content, str) else compact(content)
+    return seen if isinstance(seen, str) else "Tool execution failed"

@@ -295,9 +295,10 @@ def _result_part(message: Row, owns_id: bool) -> Row:
 
 
 def _output(part: Row) -> Any:
-    """The output of a call: the parsed result; a failure always names its error."""
+    """The output of a call: the parsed result, as a browser takes it from the stream. A failure
+    without one names its error."""
     value = parse_result(part["content"])
-    if part["state"] == "error" and not (is_row(value) and "error" in value):
+    if part["state"] == "error" and value in (None, ""):
         return {"error": part["error"]}
     return value
 

@@ -208,7 +208,8 @@ def parsed(text: Any) -> Any:
 
 
 def error_text(content: str) -> str:
-    """What a failed result says."""
+    """What a failed result says: its error, its text, or that it failed."""
     value = parsed(content)
-    known = isinstance(value, dict) and "error" in value
-    return str(cast("dict[str, Any]", value)["error"]) if known else content
+    if isinstance(value, dict) and isinstance(cast("Part", value).get("error"), str):
+        return cast("str", value["error"])
+    return content if value is None else "Tool execution failed"

@@ -72,6 +72,8 @@ class EventOrder:
             self._terminal(kind, data)
         elif kind == "TOOL_CALL_RESULT":
             self._result(data)
+        elif kind == "MESSAGES_SNAPSHOT":
+            self._snapshot(data)
         elif kind.startswith("STEP_"):
             self._span("step", str(data["stepName"]), kind, data)
         else:
@@ -149,6 +151,21 @@ class EventOrder:
         self._answered.add(call)
         self._messages[row] = "tool row"
 
+    def _snapshot(self, data: dict[str, Any]) -> None:
+        """Rows that are there from now on: their calls may be answered, their results are."""
+        self._check(not self._open, f"open at a snapshot: {list(self._open)}", data)
+        rows: list[dict[str, Any]] = data["messages"]
+        ids = [(row["role"], row["id"]) for row in rows]
+        self._check(len({*ids}) == len(ids), "rows of a snapshot have ids of their own", data)
+        held: set[str] = set()
+        for row in rows:
+            held.update(call["id"] for call in row.get("toolCalls", ()))
+            if row["role"] == "tool":
+                call = row["toolCallId"]
+                self._check(call in held, f"a tool row follows its call: {call!r}", data)
+                self._answered.add(call)
+        self._calls |= held
+
     def _terminal(self, kind: str, data: dict[str, Any]) -> None:
         metadata: dict[str, Any] = data.get("metadata") or {}
         tanstack: dict[str, Any] = metadata.get("tanstack") or {}
@@ -157,6 +174,12 @@ class EventOrder:
             self._check(
                 tanstack.get("finishReason") != "tool_calls",
                 "the terminal never says tool_calls",
+                data,
+            )
+            outcome: dict[str, Any] = data.get("outcome") or {}
+            self._check(
+                outcome.get("type") != "interrupt" or "finishReason" not in tanstack,
+                "a pause has no finish reason",
                 data,
             )
         self._ended = True

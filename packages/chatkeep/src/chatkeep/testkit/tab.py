@@ -145,7 +145,7 @@ class Tab(Answers):
     async def resume(self, **fields: Any) -> Exchange:
         """Post what was staged, as one batch, and apply the answer until it ends. Staged
         answers are gone afterwards; questions that were refused still wait."""
-        return await self._post(**self.batch(), **fields)
+        return await self._post(**{**self.batch(), **fields})
 
     async def cancel_run(self, run_id: str) -> httpx.Response:
         """Ask the server to stop a run, or to give up a paused one with its questions."""
