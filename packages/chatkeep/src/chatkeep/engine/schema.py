@@ -88,7 +88,8 @@ class SchemaValidator:
         try:
             errors = list(self._validator.iter_errors(value))
         except referencing.exceptions.Unresolvable as error:
-            return Problem(_short(f"the schema refers to {error.ref!r}, which it does not contain"))
+            reason = f"the schema refers to {error.ref!r}, which it does not contain"
+            return Problem(_short(reason), broken=True)
         except RecursionError:
             return Problem("the value is nested too deeply")
         except (ArithmeticError, AttributeError, TypeError, ValueError) as error:

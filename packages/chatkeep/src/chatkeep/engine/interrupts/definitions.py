@@ -24,8 +24,8 @@ __all__ = [
     "iso_ms",
 ]
 
-SchemaSource: TypeAlias = "Mapping[str, Any] | type[Any] | None"
-"""A JSON Schema, or a type that pydantic can describe by one."""
+SchemaSource: TypeAlias = Any
+"""A JSON Schema, a type that pydantic can describe by one, or None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +225,7 @@ def _schema_of(
     if source is None:
         return None, None
     if isinstance(source, Mapping):
-        return dict(source), None
+        return dict(cast("Mapping[str, Any]", source)), None
     try:
         adapter: TypeAdapter[Any] = TypeAdapter(source)
         return adapter.json_schema(), adapter

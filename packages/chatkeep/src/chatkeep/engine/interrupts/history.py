@@ -90,8 +90,9 @@ def pending_from_history(
 
     Open calls after the last user message that need an approval or run in the browser are
     pending, unless the first question of the batch was a generic one; calls that have a result
-    already are, when the answers name them (browsers post what their tools returned along). An answer to the browser tool of a call that needs an approval
-    says that it was approved. Generic questions come from what the answers repeat of them.
+    already are, when the answers name them (browsers post what their tools returned along). An
+    answer to the browser tool of a call that needs an approval says that it was approved. Generic
+    questions come from what the answers repeat of them.
 
     Raises:
         InterruptResumeError: a repeated question that is none of ``definitions`` as they are now.
