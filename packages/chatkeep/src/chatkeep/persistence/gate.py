@@ -6,6 +6,7 @@ Nothing here writes. A refusal leaves the store, the paused run and its question
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -109,7 +110,7 @@ def _check_batch(
 ) -> None:
     """What can be said before it is known which run the answers are for."""
     sent = submitted_ids(entries)
-    for name in sorted({name for name in sent if sent.count(name) > 1}):
+    for name in sorted(name for name, times in Counter(sent).items() if times > 1):
         refusal.item(name, "conflict", f"Interrupt {name} is answered twice.")
     if refusal:
         refusal.batch("conflict", "A batch has one answer for each interrupt.")
