@@ -111,7 +111,7 @@ def refused(exchange: Exchange, item: str | None, batch: str, *, parent: str | N
     batches = [e for e in errors if e["scope"] == "batch"]
     assert errors == [*items, *batches]
     assert batches
-    assert all(sorted(e["interruptIds"]) == sent for e in batches)
+    assert all(sorted({*e["interruptIds"]}) == sent for e in batches)
     assert batch in [e["code"] for e in batches]
     if item is not None:
         assert item in [e["code"] for e in items]

@@ -320,7 +320,7 @@ async def test_a_trimmed_run_is_404_from_its_start(agent: Agent, persistence: Pe
 
 
 async def test_other_methods_are_405(chats: ChatRouter) -> None:
-    assert (await request(chats, "DELETE")).status == 405
+    assert (await request(chats, "PUT")).status == 405
 
 
 # --------------------------------------------------------------------------- who may what

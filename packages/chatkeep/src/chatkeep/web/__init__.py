@@ -2,7 +2,7 @@
 
 Needs the extra ``web``. :func:`chat_router` makes all routes; for routes of your own there are
 :func:`parse_chat_request`, :func:`sse_response`, :func:`watch_response`,
-:func:`reconstruct_chat` and, for what they raise, :func:`problem_of`.
+:func:`reconstruct_chat`, :func:`cancel_response` and, for what they raise, :func:`problem_of`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ if importlib.util.find_spec("starlette") is None:
     raise MissingExtra("chatkeep.web", "web")
 
 from chatkeep.web._agent import Agent
+from chatkeep.web._cancel import cancel_response
 from chatkeep.web._params import ChatParams, parse_chat_request
 from chatkeep.web._problem import problem_of
 from chatkeep.web._reconstruct import Authorize, reconstruct_chat
@@ -29,6 +30,7 @@ __all__ = [
     "ChatParams",
     "ChatRouter",
     "ScopeOf",
+    "cancel_response",
     "chat_router",
     "encode_sse",
     "follow_response",

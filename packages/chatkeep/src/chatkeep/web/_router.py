@@ -6,6 +6,7 @@ POST   with ``Last-Event-ID``                          what comes after that eve
 GET    ``?threadId=T``                                 the thread, for a page load
 GET    ``?offset=-1&runId=R``                          a run from its start, then live
 GET    with ``Last-Event-ID``                          what comes after that event
+DELETE ``?runId=R``                                    cancels a run, streaming or paused
 ====== =============================================== ======================================
 
 Only a post without ``Last-Event-ID`` starts a run. Every route asks ``authorize`` for the
@@ -40,6 +41,7 @@ from chatkeep.errors import (
 )
 from chatkeep.scope import EMPTY_SCOPE, Scope
 from chatkeep.web._agent import Agent, Runner
+from chatkeep.web._cancel import cancel_response
 from chatkeep.web._params import ChatParams, parse_chat_request
 from chatkeep.web._problem import forbidden, problem, problem_of
 from chatkeep.web._reconstruct import Authorize, allowed, reconstruct_chat
@@ -105,7 +107,7 @@ def chat_router(
             a messages store, or with a store that knows no scopes; a ``scope`` beside a
             ``with_persistence`` of the agent's own, which would store every request's rows
             unscoped.
-        ToolError: the agent's tools are wrong.
+        ToolError: the agent's tools, or its definitions of interrupts, are wrong.
     """
     if authorize is None and scope in (None, EMPTY_SCOPE) and not allow_anonymous:
         raise CompositionError(
@@ -158,6 +160,7 @@ class ChatRouter:
         self.routes: list[BaseRoute] = [
             Route(path, self._post, methods=["POST"]),
             Route(path, self._get, methods=["GET"]),
+            Route(path, self._delete, methods=["DELETE"]),
         ]
         self.delivery = delivery
         self._app = Router(routes=self.routes, lifespan=self.lifespan)
@@ -222,6 +225,21 @@ class ChatRouter:
                 request,
                 authorize=self._authorize,
                 include_runs=self._include_runs,
+            )
+        except ChatkeepError as error:
+            return problem_of(error)
+
+    async def _delete(self, request: Request) -> Response:
+        try:
+            scope = await self._scope_of(request)
+            if scope is None:
+                return forbidden()
+            return await cancel_response(
+                request,
+                self._scoped(scope),
+                self.delivery,
+                authorize=self._authorize,
+                scope=scope,
             )
         except ChatkeepError as error:
             return problem_of(error)
