@@ -51,6 +51,8 @@ __all__ = [
     "SchemaOutOfDate",
     "StoreClosed",
     "StoreError",
+    "StructuredOutputError",
+    "StructuredOutputReason",
     "ThreadConflict",
     "ToolError",
     "UnknownOffset",
@@ -61,6 +63,7 @@ __all__ = [
 RunConflictReason = Literal[
     "foreign-thread", "running", "terminal", "lease-lost", "transition", "unknown"
 ]
+StructuredOutputReason = Literal["missing-result", "parse-failed", "validation-failed"]
 
 
 _FAILED = "The server could not do this. Its log says why."
@@ -297,6 +300,27 @@ class ProviderError(ChatkeepError):
         self.provider_code = provider_code
         self.raw_event = raw_event
         super().__init__(message)
+
+
+class StructuredOutputError(ChatkeepError):
+    """A run ended without the object that it was asked for.
+
+    ``reason`` says why; ``raw`` is what the model said instead, if anything.
+    """
+
+    code = "structured-output"
+
+    def __init__(
+        self, message: str, reason: StructuredOutputReason, *, raw: str | None = None
+    ) -> None:
+        self.reason: StructuredOutputReason = reason
+        self.raw = raw
+        super().__init__(message)
+
+    @property
+    def full_code(self) -> str:
+        """What ``RUN_ERROR.code`` carries: ``structured-output-parse-failed``, …"""
+        return f"{self.code}-{self.reason}"
 
 
 class ToolError(ChatkeepError):

@@ -19,12 +19,6 @@ async def _end(request: ModelRequest) -> AsyncIterator[Event]:
     yield model_finished(request, "stop", usage={"promptTokens": 1, "cost": 2}, response_id="r-1")
 
 
-@pytest.mark.parametrize("later", [{"output_schema": {"type": "object"}}])
-def test_features_of_later_versions_are_refused_not_ignored(later: dict[str, Any]) -> None:
-    with pytest.raises(CompositionError, match=next(iter(later))):
-        chat(adapter=PlayedModel(), messages=[], **later)
-
-
 class Streams:
     provider = "p"
 

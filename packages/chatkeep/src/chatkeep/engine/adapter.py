@@ -34,7 +34,8 @@ class ModelRequest:
 
     ``messages`` is what the model is sent (failed partial rows left out, every tool call with a
     result). ``message_id`` is an id for the assistant message that the adapter may use.
-    ``output_schema`` is a JSON Schema that the answer must fit, when the call asks for one.
+    ``output_schema`` is a JSON Schema that the answer must fit, when the call asks for one: an
+    adapter that cannot ask its provider for that raises.
     """
 
     messages: Sequence[ModelMessage]
@@ -50,7 +51,13 @@ class ModelRequest:
 
 @runtime_checkable
 class ModelAdapter(Protocol):
-    """A provider and a model."""
+    """A provider and a model.
+
+    An adapter may also say with ``structured_output`` how it gives a structured answer: one of
+    :data:`~chatkeep.engine.structured_answer.StructuredMode`, ``separate`` where it does not say;
+    with ``api`` by which interface of the provider; and with ``requires`` which capabilities a
+    middleware must provide.
+    """
 
     @property
     def provider(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Self
+from typing import Any, Final, Self, cast, get_args
 
 from anyio import CancelScope
 from pydantic import BaseModel
@@ -17,6 +17,8 @@ from chatkeep.engine.interrupts import InterruptDefinition, definitions_by_id
 from chatkeep.engine.loop import Run
 from chatkeep.engine.middleware import ChatMiddleware, Event, LoopState
 from chatkeep.engine.options import LoopStrategy, RunOptions
+from chatkeep.engine.output_schema import OutputSchema
+from chatkeep.engine.structured_answer import StructuredMode
 from chatkeep.engine.tool_phase import ToolExecution
 from chatkeep.engine.tools import Tool, client_tools_of_request, tools_by_name
 from chatkeep.errors import CompositionError
@@ -191,7 +193,10 @@ def chat(
         seen: highest sequence number of the thread that the client says it has seen.
         abort: stops the run from outside.
         interrupts: definitions of the generic interrupts that middleware may ask.
-        output_schema: asks for structured output. Not supported by this version.
+        output_schema: the run ends with an object that fits it: a JSON Schema, or a type that
+            pydantic can describe. The object arrives as CUSTOM ``structured-output.complete`` and
+            is kept on its message; without one the run fails with
+            :class:`~chatkeep.errors.StructuredOutputError`.
 
     Raises:
         CompositionError: no model adapter, a capability nobody provides, or a feature of a
@@ -199,8 +204,6 @@ def chat(
         ToolError: two tools or two interrupts of one name, or a definition that is wrong.
         InvalidValue: messages that are none.
     """
-    if output_schema is not None:
-        raise CompositionError("output_schema=…: this version has no structured output")
     if isinstance(adapter, type) or not isinstance(adapter, ModelAdapter):
         raise CompositionError(
             f"not a model adapter: {adapter!r}; give an object with provider, model and stream()"
@@ -234,8 +237,18 @@ def chat(
         seen=seen,
         state=state,
         forwarded_props=dict(forwarded_props or {}),
+        output=None if output_schema is None else OutputSchema.of(output_schema),
+        structured=_structured_mode(adapter),
     )
     return ChatStream(options, abort)
+
+
+def _structured_mode(adapter: ModelAdapter) -> StructuredMode:
+    mode: object = getattr(adapter, "structured_output", "separate")
+    if mode not in get_args(StructuredMode):
+        known = ", ".join(get_args(StructuredMode))
+        raise CompositionError(f"structured_output of {adapter!r} is {mode!r}, not one of {known}")
+    return cast("StructuredMode", mode)
 
 
 def _strategy(loop: int | LoopStrategy) -> LoopStrategy:

@@ -38,9 +38,13 @@ class Configuration:
         )
         self.tools: dict[str, Tool] = {}
 
-    async def refresh(self, phase: Phase) -> None:
+    async def refresh(
+        self, phase: Phase, *, schema: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
         """The ``on_config`` pipeline. What it makes of the messages lasts; what it makes of
-        ``provider_messages`` is for the next call."""
+        ``provider_messages`` is for the next call. With ``schema``, that call is a separate one
+        for structured output: ``on_structured_output_config`` comes first, and may change the
+        schema, which is returned."""
         runtime = self._runtime
         context = runtime.context
         context.phase = phase
@@ -49,7 +53,13 @@ class Configuration:
             config.messages, config.activities = context.messages, context.activities
         config.provider_messages = list(config.messages)
         before, rows = config.messages, config.activities
+        asked = schema or {}
         with runtime.gate:
+            if schema is not None:
+                for middleware, hook in runtime.hooks.of("on_structured_output_config"):
+                    patch = dict(await hook(context, config, asked) or {})
+                    asked = patch.pop("output_schema", asked)
+                    config = _patched(config, patch, middleware)
             for middleware, hook in runtime.hooks.of("on_config"):
                 patch = await hook(context, config)
                 if patch:
@@ -66,6 +76,7 @@ class Configuration:
         context.model_options = dict(config.model_options)
         context.tool_names = list(self.tools)
         await runtime.publisher.flush()
+        return asked
 
 
 def _patched(

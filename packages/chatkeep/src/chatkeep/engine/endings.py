@@ -40,8 +40,11 @@ class Endings:
             context = self._runtime.context
             log_raised(level, error, what, run_id=context.run_id, thread_id=context.thread_id)
 
-    async def finished(self, reason: FinishReason | None, content: str) -> Event:
-        """The run ended well. A hook that fails makes it a failed one."""
+    async def finished(
+        self, reason: FinishReason | None, content: str, *, told: FinishReason | None
+    ) -> Event:
+        """The run ended well: hooks are given ``reason``, readers ``told``. A hook that fails
+        makes it a failed one."""
         runtime = self._runtime
         runtime.gate.close()
         runtime.publisher.close_spans()
@@ -59,7 +62,7 @@ class Endings:
             failures.append(late)
         if failures:
             return self._terminal.failed(failure_of(failures[0]))
-        return self._terminal.finished(reason)
+        return self._terminal.finished(told)
 
     async def paused(self, pause: Pause) -> Event:
         """The run waits for answers. What the hooks could not keep is not shown: a failure makes

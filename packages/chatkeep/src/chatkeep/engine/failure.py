@@ -8,7 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
 from chatkeep.engine.text import whole_text
-from chatkeep.errors import ChatkeepError, InterruptResumeError, ProviderError, StoreError
+from chatkeep.errors import (
+    ChatkeepError,
+    InterruptResumeError,
+    ProviderError,
+    StoreError,
+    StructuredOutputError,
+)
 
 __all__ = ["Failure", "error_text", "failure_of", "is_foreign", "log_raised"]
 
@@ -48,6 +54,8 @@ def failure_of(error: BaseException) -> Failure:
     if isinstance(error, ProviderError):
         code = error.provider_code and whole_text(error.provider_code)
         return Failure(message=message, code=code, raw_event=error.raw_event)
+    if isinstance(error, StructuredOutputError):
+        return Failure(message=message, code=error.full_code)
     if isinstance(error, StoreError) and error.public is not None:
         _LOG.error("a store failed a run: %s", error, exc_info=error)
         return Failure(message=error.public, code=error.code)

@@ -5,7 +5,8 @@
    (``on_interrupt_resolution``), ``on_start``.
 3. A continuation: MESSAGES_SNAPSHOT, then the calls that were left open.
 4. Turns: ``on_iteration``, ``on_config``, the model call, then its tools, until the model is done,
-   the loop's limit is reached, or somebody must be asked.
+   the loop's limit is reached, or somebody must be asked; then the structured answer, if one is
+   wanted.
 5. One terminal hook (``on_finish``, ``on_interrupt``, ``on_error`` or ``on_abort``), then the
    terminal event.
 6. Deferred work.
@@ -46,6 +47,8 @@ from chatkeep.engine.pause import Pause, check_requests, prepare, thread_snapsho
 from chatkeep.engine.publish import Publisher
 from chatkeep.engine.recording import Recorder
 from chatkeep.engine.runtime import Runtime
+from chatkeep.engine.structured import complete_answer, loop_is_needed
+from chatkeep.engine.structured_answer import StructuredAnswer
 from chatkeep.engine.terminal import Terminal
 from chatkeep.engine.tool_phase import ToolPhase
 from chatkeep.engine.transcript import Transcript
@@ -85,13 +88,20 @@ class Run:
         hooks = Hooks(options.middleware, context, gate)
         transcript = Transcript(context)
         activities = Activities(context, transcript)
-        publisher = Publisher(channel, hooks, context, Recorder(transcript, activities))
-        self._runtime = Runtime(context, gate, hooks, publisher, transcript, activities)
+        answer = (
+            StructuredAnswer(options.output, options.structured, transcript)
+            if options.output is not None
+            else None
+        )
+        publisher = Publisher(channel, hooks, context, Recorder(transcript, activities, answer))
+        self._runtime = Runtime(context, gate, hooks, publisher, transcript, activities, answer)
         terminal = Terminal(context)
         self._configuration = Configuration(self._runtime, options)
         self._model = ModelCalls(self._runtime, options, terminal)
         self._endings = Endings(self._runtime, terminal)
         self._last: Turn | None = None
+        self._last_reason: FinishReason | None = None
+        self._content = ""
         self._tool_calls = 0
 
     @property
@@ -155,7 +165,7 @@ class Run:
             raise
         if isinstance(end, Pause):
             return await endings.paused(end)
-        return await endings.finished(end, "" if self._last is None else self._last.content)
+        return await endings.finished(end, self._content, told=end or self._last_reason)
 
     async def _turns(self) -> FinishReason | Pause | None:
         """Everything up to the end; the finish reason, or what the run pauses with."""
@@ -180,6 +190,20 @@ class Run:
                 pause = await self._continue(calls, answers, cancel_all=policy == "cancel")
                 if pause is not None:
                     return pause
+        end = None
+        if loop_is_needed(runtime.answer, self._configuration):
+            end = await self._loop()
+            self._content = "" if self._last is None else self._last.content
+        if runtime.answer is not None and not isinstance(end, Pause):
+            made = await complete_answer(
+                runtime, runtime.answer, self._configuration, self._model, self._last
+            )
+            self._last_reason = None if made is None else made.finish_reason
+        return end
+
+    async def _loop(self) -> FinishReason | Pause | None:
+        """Model turns and their tools."""
+        runtime = self._runtime
         while True:
             runtime.gate.check()
             turn = await self._model_turn()

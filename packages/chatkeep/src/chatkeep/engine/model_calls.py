@@ -37,28 +37,50 @@ class ModelCalls:
         self._options = options
         self._terminal = terminal
 
-    async def make(self, message_id: str, config: ChatConfig) -> Turn:
-        """One call, to its end. Its rows are in the transcript when this returns.
+    @property
+    def source(self) -> dict[str, Any]:
+        """``{provider, api, model}`` of the adapter, as far as it says."""
+        return _source_of(self._options.adapter)
+
+    async def make(self, message_id: str, config: ChatConfig, *, final: bool = False) -> Turn:
+        """One call, to its end. Its rows are in the transcript when this returns. ``final``: the
+        call is only for the structured answer: no tools, and its text is the answer.
 
         Raises:
             Aborted: the run is to stop.
             ProviderError: the call failed.
         """
         runtime, options = self._runtime, self._options
-        source = _source_of(options.adapter)
-        turn = Turn(runtime.context, runtime.transcript, message_id, source)
+        source, answer = self.source, runtime.answer
+        with_schema = answer is not None and (final or answer.mode != "separate")
+        turn = Turn(
+            runtime.context,
+            runtime.transcript,
+            message_id,
+            source,
+            answer=answer,
+            announced=not (final or (answer is not None and answer.mode == "native")),
+        )
         request = ModelRequest(
             messages=provider_view(config.provider_messages, source=source or None),
             system_prompts=tuple(config.system_prompts),
-            tools=tuple(config.tools),
+            tools=() if final else tuple(config.tools),
             model_options=config.model_options,
             thread_id=options.thread_id,
             run_id=options.run_id,
             message_id=message_id,
             abort=runtime.gate.signal,
+            output_schema=answer.schema.schema if answer is not None and with_schema else None,
         )
-        with runtime.gate.interruptible():
-            await self._consume(options.adapter.stream(request), turn)
+        try:
+            with runtime.gate.interruptible():
+                await self._consume(options.adapter.stream(request), turn)
+        except Exception:
+            if final and not runtime.gate.signal.aborted:
+                # A client then shows a failed answer instead of nothing.
+                for event in turn.announcement():
+                    runtime.publisher.put(event)
+            raise
         runtime.gate.check()
         if not turn.ended:
             _LOG.warning("the model's stream ended without RUN_FINISHED; taken as its end")

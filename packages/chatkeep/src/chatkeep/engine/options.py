@@ -9,6 +9,8 @@ from typing import Any
 from chatkeep.engine.adapter import ModelAdapter
 from chatkeep.engine.interrupts import InterruptDefinition
 from chatkeep.engine.middleware import ChatMiddleware, LoopState
+from chatkeep.engine.output_schema import OutputSchema
+from chatkeep.engine.structured_answer import StructuredMode
 from chatkeep.engine.tool_phase import ToolExecution
 from chatkeep.engine.tools import Tool
 from chatkeep.records import ActivityRecord, ModelMessage
@@ -42,3 +44,5 @@ class RunOptions:
     seen: int | None
     state: Any
     forwarded_props: dict[str, Any]
+    output: OutputSchema | None = None
+    structured: StructuredMode = "separate"

@@ -1,4 +1,4 @@
-"""What a published event leaves behind: widgets and activity rows.
+"""What a published event leaves behind: widgets, activity rows and the structured answer.
 
 Most events are over once they are sent. A ``ui-resource`` and an activity are shown for as long
 as the thread is, whoever emitted them: a tool, a middleware or the adapter's own stream. They
@@ -16,6 +16,7 @@ from ag_ui.core import ActivityDeltaEvent, ActivitySnapshotEvent, CustomEvent, E
 from chatkeep.codec import normalize
 from chatkeep.engine.activities import Activities
 from chatkeep.engine.middleware import Event
+from chatkeep.engine.structured_answer import StructuredAnswer
 from chatkeep.engine.transcript import Transcript
 from chatkeep.errors import InvalidValue
 
@@ -35,11 +36,17 @@ RECORDED: Final = frozenset(
 class Recorder:
     """One per run. Nothing that is wrong with an event fails the run: it is logged."""
 
-    __slots__ = ("_activities", "_transcript")
+    __slots__ = ("_activities", "_answer", "_transcript")
 
-    def __init__(self, transcript: Transcript, activities: Activities) -> None:
+    def __init__(
+        self,
+        transcript: Transcript,
+        activities: Activities,
+        answer: StructuredAnswer | None = None,
+    ) -> None:
         self._transcript = transcript
         self._activities = activities
+        self._answer = answer
 
     def admit(self, event: Event) -> bool:
         """Take note of ``event``. False: it contradicts what readers have, and is not to be
@@ -48,8 +55,11 @@ class Recorder:
             return self._activities.snapshot(event)
         if isinstance(event, ActivityDeltaEvent):
             return self._activities.delta(event)
-        if isinstance(event, CustomEvent) and event.name == UI_RESOURCE:
-            self._widget(event)
+        if isinstance(event, CustomEvent):
+            if event.name == UI_RESOURCE:
+                self._widget(event)
+            elif self._answer is not None and event.subagent_run_id is None:
+                return self._answer.admit(event)
         return True
 
     def _widget(self, event: CustomEvent) -> None:

@@ -9,6 +9,7 @@ from chatkeep.engine.activities import Activities
 from chatkeep.engine.hooks import Hooks
 from chatkeep.engine.middleware import ChatContext
 from chatkeep.engine.publish import Publisher
+from chatkeep.engine.structured_answer import StructuredAnswer
 from chatkeep.engine.transcript import Transcript
 
 __all__ = ["Runtime"]
@@ -24,3 +25,4 @@ class Runtime:
     publisher: Publisher
     transcript: Transcript
     activities: Activities
+    answer: StructuredAnswer | None = None

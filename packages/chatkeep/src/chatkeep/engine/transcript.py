@@ -8,8 +8,8 @@ and shown already, could not be stored.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 from chatkeep.engine.events import new_id
 from chatkeep.engine.middleware import ChatContext
@@ -64,6 +64,20 @@ class Transcript:
         self._widgets[ui_resource_key(part)] = part
         # A new list: whoever is about to store the old one has not stored this.
         self._context.messages, _ = add_ui_resource(self._context.messages, part)
+
+    def find_assistant(self, identity: str) -> int | None:
+        """Place of the last assistant row with this id."""
+        rows = self._context.messages
+        for place in range(len(rows) - 1, -1, -1):
+            if rows[place].get("role") == "assistant" and rows[place].get("id") == identity:
+                return place
+        return None
+
+    def change(self, place: int, changes: Mapping[str, Any]) -> None:
+        """Replace the row at ``place`` by one with ``changes``; the list is a new one too."""
+        rows = list(self._context.messages)
+        rows[place] = cast("ModelMessage", {**rows[place], **changes})
+        self._context.messages = rows
 
     @property
     def last_shown(self) -> str | None:

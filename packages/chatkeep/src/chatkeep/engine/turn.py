@@ -41,6 +41,7 @@ from chatkeep.engine.events import bag, extras, iso, merge_metadata, now_ms, wit
 from chatkeep.engine.middleware import ChatContext, Event, FinishReason, Usage
 from chatkeep.engine.reasoning import Reasoning, signature_event
 from chatkeep.engine.recording import UI_RESOURCE
+from chatkeep.engine.structured_answer import COMPLETE, START, StructuredAnswer
 from chatkeep.engine.text import Text, whole_text
 from chatkeep.engine.transcript import Transcript
 from chatkeep.engine.usage import usage_of_event
@@ -57,7 +58,11 @@ _M = TypeVar("_M", TextMessageStartEvent, TextMessageContentEvent, TextMessageEn
 
 
 class Turn:
-    """State of one model call. Feed it with :meth:`reduce`, then read :meth:`message`."""
+    """State of one model call. Feed it with :meth:`reduce`, then read :meth:`message`.
+
+    ``answer`` is the structured answer that the run is to give. ``announced`` is false where the
+    text of this call is that answer: its start is then announced before it.
+    """
 
     def __init__(
         self,
@@ -65,7 +70,13 @@ class Turn:
         transcript: Transcript,
         message_id: str,
         source: Mapping[str, Any],
+        *,
+        answer: StructuredAnswer | None = None,
+        announced: bool = True,
     ) -> None:
+        self._answer = answer
+        self._plain = announced
+        self._announced = announced
         self._context = context
         self._transcript = transcript
         self._source = source
@@ -158,6 +169,8 @@ class Turn:
         if wanted and not self._named and not self._begun:
             self._named = True
             self.message_id = self._transcript.adopt_message_id(wanted, self.message_id)
+        if wanted and self._answer is not None:
+            self._answer.name(wanted, self.message_id)
         if self._created_at is None:
             self._created_at = now_ms()
         self._context.current_message_id = self.message_id
@@ -169,7 +182,7 @@ class Turn:
         self._begun = self._text_open = True
         if event.role is None:
             event = with_changes(event, role="assistant")
-        return self._with_message_id(event)
+        return [*self.announcement(), self._with_message_id(event)]
 
     def _text_content(self, event: TextMessageContentEvent) -> Published:
         before: list[Event] = [] if self._text_open else self._open_text(event.message_id)
@@ -198,7 +211,15 @@ class Turn:
     def _open_text(self, wanted: str | None) -> list[Event]:
         self._adopt(wanted)
         self._begun = self._text_open = True
-        return [TextMessageStartEvent(message_id=self.message_id, role="assistant")]
+        start = TextMessageStartEvent(message_id=self.message_id, role="assistant")
+        return [*self.announcement(), start]
+
+    def announcement(self) -> list[Event]:
+        """What goes before the first text of a structured answer, unless it is out already."""
+        if self._announced or self._answer is None:
+            return []
+        self._announced = True
+        return [self._answer.start_event(self.message_id)]
 
     def _text_end(self, event: TextMessageEndEvent) -> Published:
         return self._end_text(self._with_message_id(event)) if self._text_open else None
@@ -357,7 +378,9 @@ class Turn:
         return out
 
     def _custom(self, event: CustomEvent) -> Published:
-        """A widget of a call that goes by another id here is one of that call."""
+        if event.name in (START, COMPLETE) and self._answer is not None:
+            return self._about_answer(event, self._answer)
+        # A widget of a call that goes by another id here is one of that call.
         value: object = event.value
         if event.name != UI_RESOURCE or not is_row(value):
             return event
@@ -365,6 +388,21 @@ class Turn:
         if call is None or call.identity == value["toolCallId"]:
             return event
         return with_changes(event, value={**value, "toolCallId": call.identity})
+
+    def _about_answer(self, event: CustomEvent, answer: StructuredAnswer) -> Published:
+        """The adapter frames its structured answer itself."""
+        if self._plain:
+            return answer.named(event, None)
+        value: object = event.value
+        wanted = value.get("messageId") if is_row(value) else None
+        self._adopt(wanted if isinstance(wanted, str) else None)
+        if event.name == COMPLETE:
+            before = [] if self._begun else self.announcement()
+            return [*before, answer.named(event, self.message_id)]
+        if self._announced:
+            return None
+        self._announced = True
+        return answer.named(event, self.message_id)
 
     # ---------------------------------------------------------------------- reasoning
 
