@@ -140,7 +140,7 @@ NEEDY = calls(("c", "send", '{"to":"a"}'))
 
 async def test_nothing_of_a_pause_is_visible_before_it_is_kept() -> None:
     """While on_interrupt works, the reader has neither the snapshot nor the terminal."""
-    kept, entered = asyncio.Event(), asyncio.Event()
+    kept, entered, read_all = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     class Keeps(ChatMiddleware):
         async def on_interrupt(self, ctx: ChatContext, event: Event) -> None:
@@ -155,12 +155,15 @@ async def test_nothing_of_a_pause_is_visible_before_it_is_kept() -> None:
 
     async def read() -> None:
         async for event in stream:
-            events.append(event)  # noqa: PERF401 - each as soon as it is there
+            events.append(event)
+            if event.type.value == "TOOL_CALL_END":
+                read_all.set()
 
     reading = asyncio.create_task(read())
     await entered.wait()
-    while events[-1].type.value != "TOOL_CALL_END":
-        await asyncio.sleep(0)
+    await read_all.wait()
+    await asyncio.sleep(0)
+    assert events[-1].type.value == "TOOL_CALL_END"
     kept.set()
     await reading
     tail = [event.type.value for event in events[-3:]]

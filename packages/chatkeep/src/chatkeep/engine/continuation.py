@@ -34,32 +34,40 @@ def answers_of(
 
     A store's are taken as they are. Entries that no middleware took are checked against the
     history: that is how a chat without an interrupt store resumes, and there the browser's word
-    is all there is. What it posted as results of the answered calls goes: the answers count.
+    is all there is. What it posted as results of the answered calls goes: the answers count. So
+    do placeholders for results to come.
 
     Raises:
         InterruptResumeError: the entries do not answer what is pending.
     """
     config = configuration.config
-    if not config.resume:
-        return config.resume_tool_state
     messages = runtime.context.messages
-    state = resume_from_history(
-        thread_id=options.thread_id,
-        parent_run_id=options.parent_run_id,
-        run_id=options.run_id,
-        messages=messages,
-        entries=config.resume,
-        tools=configuration.tools,
-        definitions=definitions_by_id(config.interrupts),
-        now_ms=now_ms(),
-        failed_outputs=posted_failures(options.messages),
+    given: set[str] = set()
+    if config.resume:
+        state = resume_from_history(
+            thread_id=options.thread_id,
+            parent_run_id=options.parent_run_id,
+            run_id=options.run_id,
+            messages=messages,
+            entries=config.resume,
+            tools=configuration.tools,
+            definitions=definitions_by_id(config.interrupts),
+            now_ms=now_ms(),
+            failed_outputs=posted_failures(options.messages),
+        )
+        config.resume, config.resume_tool_state = [], state
+        given = _named(state)
+    if config.resume_tool_state is not None:
+        kept = [row for row in messages if not _gives_way(row, given)]
+        if len(kept) < len(messages):
+            runtime.transcript.replace(kept)
+    return config.resume_tool_state
+
+
+def _gives_way(row: ModelMessage, given: set[str]) -> bool:
+    return row.get("role") == "tool" and (
+        row.get("toolCallId") in given or is_placeholder(row.get("content"))
     )
-    config.resume, config.resume_tool_state = [], state
-    named = _named(state)
-    kept = [row for row in messages if row.get("toolCallId") not in named]
-    if len(kept) < len(messages):
-        runtime.transcript.replace(kept)
-    return state
 
 
 async def policy_of(runtime: Runtime, state: ResumeState) -> ResumePolicy:
