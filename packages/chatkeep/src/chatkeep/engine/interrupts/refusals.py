@@ -33,6 +33,7 @@ MAX_ITEMS: Final = 100
 """How many entries a refusal lists: a hostile batch is not answered by ten times its size."""
 
 _LONGEST_NAME: Final = 120
+_LONGEST_PATH: Final = 1000
 
 
 def submitted_ids(entries: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -90,7 +91,8 @@ class Refusal:
         source: Source = "client",
         path: Sequence[str | int] = (),
     ) -> Refusal:
-        """One interrupt whose answer is refused; ``path`` leads into what was answered."""
+        """One interrupt whose answer is refused; ``path`` leads into what was answered (and is
+        left out where it is too long to be read)."""
         error: dict[str, Any] = {
             "scope": "item",
             "code": code,
@@ -100,7 +102,7 @@ class Refusal:
             "interruptId": interrupt_id,
             **self._common,
         }
-        if path:
+        if path and sum(len(str(step)) + 1 for step in path) <= _LONGEST_PATH:
             error["path"] = list(path)
         self._items.append(error)
         return self
