@@ -117,12 +117,27 @@ async def _continuation(
         and not (m.get("role") == "tool" and m.get("toolCallId") in elsewhere)
     ]
     stored = _up_to(stored, end)
+    fresh = _unmade(fresh, stored.messages)
     merge = _merged(opening, stored, fresh)
     if merge.cut:
         there = {id(m) for m in stored.messages}
         added = [m for m in merge.appended if id(m) not in there]
         merge = _merged(opening, stored, [*stored.messages, *added])
     return Posted(messages=_front(merge), stored=stored, apart=bool(aside))
+
+
+def _unmade(posted: Sequence[ModelMessage], stored: Sequence[ModelMessage]) -> list[ModelMessage]:
+    """Without model turns and results that nobody stored. The open calls of a paused run are
+    executed, so a client that answers must not be able to add some, nor to answer for a tool."""
+    names = {m.get("id") for m in stored if m.get("id")}
+    results = {m.get("toolCallId") for m in stored if m.get("role") == "tool"}
+
+    def is_known(m: ModelMessage) -> bool:
+        if m.get("role") == "tool":
+            return m.get("toolCallId") in results
+        return m.get("role") != "assistant" or m.get("id") in names
+
+    return [m for m in posted if is_known(m)]
 
 
 def _end_of_turn(rows: Sequence[ModelMessage], calls: set[str], run_id: str) -> int | None:

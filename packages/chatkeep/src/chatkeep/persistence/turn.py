@@ -412,7 +412,8 @@ class Turn:
         phase: Phase,
     ) -> RunConflict | None:
         """Record that the run failed or was stopped; what the store says if it is not ours to
-        end. The transcript part (finished model turns, what a draft has kept, a question whose
+        end. Where somebody else took the answers over, the turn is theirs, and nothing is added to
+        it. The transcript part (finished model turns, what a draft has kept, a question whose
         start could not be written) is best effort; the run's end is written without it if need
         be, and reported if it cannot be written at all."""
         boundary = Boundary(run=self._end_patch(status, error), drop_draft=self._drop_draft)
@@ -420,7 +421,8 @@ class Turn:
         try:
             try:
                 mine = self._kept(ctx, "error" if status == "failed" else "aborted")
-                self._fill(boundary, ctx, mine)
+                if not await self._work.lost_claims(self._answers()):
+                    self._fill(boundary, ctx, mine)
                 run_alone = boundary.change is None and boundary.activities is None
                 await self._committer.commit(boundary, mine)
             except RunConflict:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from chatkeep.backends import new_commit_id
-from chatkeep.errors import CompositionError, RunConflict, StoreError
+from chatkeep.errors import CompositionError, InterruptConflict, RunConflict, StoreError
 from chatkeep.persistence.boundary import Boundary, Opening, QuestionErased
 from chatkeep.persistence.claims import lend_records, stand_in_end, stand_in_start
 from chatkeep.persistence.foreign import answered, load_messages, write_part
@@ -25,6 +25,7 @@ from chatkeep.stores import (
     ActivitiesWrite,
     CutAppend,
     CutArchive,
+    InterruptAnswer,
     RevisionedMessages,
     RunStart,
     Splice,
@@ -148,6 +149,10 @@ class UnitOfWork:
         groups = self.layout.stretches(boundary.parts())
         if groups and self._must_prove_lease(groups[0], boundary):
             await self._prove_lease()
+        if groups and "answers" in boundary.parts() and "answers" not in groups[0]:
+            lost = await self.lost_claims(boundary.answers)
+            if lost:
+                raise InterruptConflict(self.thread_id, lost, "is not claimed by this run any more")
         for group in groups:
             try:
                 await self._write(group, boundary)
@@ -212,6 +217,18 @@ class UnitOfWork:
         run = await self.read_run()
         if run is None or run.lease is None or run.lease.token != self._token:
             raise RunConflict(self.run_id, "lease-lost", thread_id=self.thread_id)
+
+    async def lost_claims(self, answers: Sequence[InterruptAnswer]) -> list[str]:
+        """Which of the interrupts that this run claimed it has lost: a process that stood still
+        for longer than its lease may find them claimed, or answered, by somebody else. To be
+        asked before anything is written that no commit guards by the answers."""
+        desk = self.layout.desk
+        if desk is None or not answers:
+            return []
+        query = ViewQuery(messages="none", runs="none", interrupts="pending")
+        view = await read_view(desk, self.thread_id, query)
+        held = {(r.run_id, r.interrupt_id) for r in view.interrupts if r.claimed_by == self.run_id}
+        return [a.interrupt_id for a in answers if (a.run_id, a.interrupt_id) not in held]
 
     async def _send(
         self, backend: TurnBackend, group: Sequence[Part], boundary: Boundary
