@@ -1,0 +1,157 @@
+"""moto's DynamoDB behind an HTTP server that takes one request at a time.
+
+Run as a script (``python _moto.py PORT``). moto's own server is not safe under threads: it loses
+transactions and shows halves of them. Added to it is what the service does and moto does not:
+idempotency tokens of transactions, their limit of 4 MB, and 25 rows a batch.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import socket
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, NamedTuple
+
+from moto.core.request import Request
+from moto.dynamodb.models.table import Table
+from moto.dynamodb.responses import DynamoHandler
+
+_BATCH_ITEMS = 25
+_TRANSACTION_BYTES = 4 * 1024 * 1024
+_TOKEN_SECONDS = 600.0
+
+
+class Reply(NamedTuple):
+    """Status and body."""
+
+    status: int
+    body: bytes
+
+
+class _Applied(NamedTuple):
+    """A transaction that was applied under a token."""
+
+    at: float
+    request: str
+    reply: Reply
+
+
+class Service:
+    """The requests, one by one."""
+
+    def __init__(self) -> None:
+        self._turn = threading.Lock()
+        self._tokens: dict[str, _Applied] = {}
+
+    def answer(self, headers: dict[str, str], body: bytes) -> Reply:
+        """What the service answers to one request."""
+        operation = headers.get("X-Amz-Target", "").partition(".")[2]
+        with self._turn:
+            if operation == "BatchWriteItem":
+                return _check_batch(json.loads(body)) or _call(headers, body)
+            if operation == "TransactWriteItems":
+                return self._transact(headers, body)
+            return _call(headers, body)
+
+    def _transact(self, headers: dict[str, str], body: bytes) -> Reply:
+        request = json.loads(body)
+        size = sum(_size(item["Put"]["Item"]) for item in request["TransactItems"] if "Put" in item)
+        if size > _TRANSACTION_BYTES:
+            return _refusal("Collection size in bytes exceeded maximum allowed 4194304")
+        token = request.pop("ClientRequestToken", None)
+        same = json.dumps(request, sort_keys=True)
+        known = self._tokens.get(token)
+        if known is not None and time.monotonic() - known.at < _TOKEN_SECONDS:
+            if known.request == same:
+                return known.reply
+            return _refusal(
+                "the token was used for another request", "IdempotentParameterMismatchException"
+            )
+        reply = _call(headers, body)
+        if token is not None and reply.status == 200:
+            self._tokens[token] = _Applied(time.monotonic(), same, reply)
+        return reply
+
+
+def _call(headers: dict[str, str], body: bytes) -> Reply:
+    url = "http://dynamodb.us-east-1.amazonaws.com/"
+    request = Request.from_primitives("POST", url, headers, body)
+    status, _, answer = DynamoHandler.dispatch(request, url, request.headers)
+    return Reply(int(status), answer.encode() if isinstance(answer, str) else answer)
+
+
+def _check_batch(request: dict[str, Any]) -> Reply | None:
+    count = sum(len(part) for part in request["RequestItems"].values())
+    if 1 <= count <= _BATCH_ITEMS:
+        return None
+    return _refusal(f"a batch has 1 to {_BATCH_ITEMS} requests, not {count}")
+
+
+def _refusal(message: str, kind: str = "ValidationException") -> Reply:
+    body = {"__type": f"com.amazonaws.dynamodb.v20120810#{kind}", "message": message}
+    return Reply(400, json.dumps(body).encode())
+
+
+def _size(item: dict[str, Any]) -> int:
+    """Bytes of a row of texts, numbers, bytes and bools."""
+    size = 0
+    for name, typed in item.items():
+        ((kind, value),) = typed.items()
+        size += len(name.encode())
+        size += len(base64.b64decode(value)) if kind == "B" else len(str(value).encode())
+    return size
+
+
+def _snapshot(table: Table, memo: dict[int, Any]) -> Table:
+    """What moto keeps of a table to undo a transaction: not every row copied, since a row is
+    replaced, not changed, by all that is in our transactions."""
+    copy: Any = object.__new__(type(table))
+    copy.__dict__.update(table.__dict__)
+    rows: Any = table.items
+    copy.items = type(rows)(rows.default_factory, {key: dict(part) for key, part in rows.items()})
+    memo[id(table)] = copy
+    return copy
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    service: Service
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        reply = self.service.answer(dict(self.headers.items()), body)
+        self.send_response(reply.status)
+        self.send_header("Content-Type", "application/x-amz-json-1.0")
+        self.send_header("Content-Length", str(len(reply.body)))
+        self.end_headers()
+        self.wfile.write(reply.body)
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - its name there
+        return
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that goes away is none of ours."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
+
+
+def main() -> None:
+    """Never returns."""
+    Table.__deepcopy__ = _snapshot  # type: ignore[attr-defined]
+    _Handler.service = Service()
+    socket.setdefaulttimeout(None)
+    _Server(("127.0.0.1", int(sys.argv[1])), _Handler).serve_forever()
+
+
+if __name__ == "__main__":
+    main()
