@@ -381,6 +381,26 @@ async def test_calls_of_other_turns_stay_as_they_are() -> None:
     assert [call for call, _ in done.results] == ["c"]
 
 
+@pytest.mark.parametrize(
+    ("boundary", "runs"),
+    [("beforeModel", False), ("afterModel", True), ("beforeTools", True), (None, True)],
+)
+async def test_a_question_before_the_model_call_has_no_open_calls(
+    boundary: str | None, runs: bool
+) -> None:
+    """Those that stand there are of a run that died, or made up by a client: answering a question
+    about something else must not execute them."""
+    executed = Executed()
+    await run(
+        asked(("c", "look", "{}")),
+        answer(),
+        tools=[executed.tool("look")],
+        interrupts=[REVIEW],
+        middleware=[Answers(generic=(generic(boundary=boundary),))],
+    )
+    assert bool(executed) == runs
+
+
 async def test_open_calls_are_never_executed_without_an_answer() -> None:
     executed = Executed()
     done = await run(

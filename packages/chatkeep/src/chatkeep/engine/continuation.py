@@ -90,8 +90,9 @@ def open_calls(messages: Sequence[ModelMessage], state: ResumeState) -> list[Cal
     """The calls of the paused turn that have no result, in call order.
 
     The paused turn is the one that has an answered call; where no call was answered (all
-    questions were generic), the last turn, if nobody has spoken since. Calls of other turns stay
-    as they are: a process that died left them, or a client made them up.
+    questions were generic), the last turn, if nobody has spoken since and the run did not pause
+    before its model was called. Calls of other turns stay as they are: a process that died left
+    them, or a client made them up.
     """
     named = _named(state)
     answered = {
@@ -101,7 +102,7 @@ def open_calls(messages: Sequence[ModelMessage], state: ResumeState) -> list[Cal
     }
     turns = [row for row in messages if row.get("role") == "assistant"]
     paused = [row for row in turns if any(call["id"] in named for call in calls_of(row))]
-    if not paused:
+    if not paused and any(answer.boundary != "beforeModel" for answer in state.generic):
         paused = _last_turn(messages)
     names = {row.get("id") for row in paused if row.get("id")}
     found: dict[str, Call] = {}

@@ -281,7 +281,7 @@ class Run:
         if phase is not None:
             phase.ask(batch)
         for request in requests:
-            batch.generic(request)
+            batch.generic(request, boundary=self._runtime.context.phase)
         return await prepare(self._runtime, batch)
 
     # -------------------------------------------------------------------------- tools

@@ -10,6 +10,7 @@ from __future__ import annotations
 from chatkeep.engine.interrupts.bindings import (
     APPROVAL_REASON,
     BINDING_KEY,
+    BOUNDARY_KEY,
     CLIENT_TOOL_REASON,
     CONTINUATION_KEY,
     PAYLOAD_KEY,
@@ -67,6 +68,7 @@ from chatkeep.engine.interrupts.validation import (
 __all__ = [
     "APPROVAL_REASON",
     "BINDING_KEY",
+    "BOUNDARY_KEY",
     "CANCELLED_TEXT",
     "CLIENT_TOOL_REASON",
     "CONTINUATION_KEY",

@@ -14,6 +14,7 @@ from typing import Any, Final, Literal, TypeAlias, cast
 __all__ = [
     "APPROVAL_REASON",
     "BINDING_KEY",
+    "BOUNDARY_KEY",
     "CLIENT_TOOL_REASON",
     "CONTINUATION_KEY",
     "PAYLOAD_KEY",
@@ -39,6 +40,9 @@ CONTINUATION_KEY: Final = "tanstack:interruptContinuation"
 
 PROOF_KEY: Final = "chatkeep:approvalProof"
 """Metadata key of a client tool's descriptor: the approval that went before it."""
+
+BOUNDARY_KEY: Final = "chatkeep:boundary"
+"""Metadata key of a generic descriptor: the boundary at which it was asked."""
 
 APPROVAL_REASON: Final = "tool_call"
 CLIENT_TOOL_REASON: Final = "tanstack:client_tool_execution"

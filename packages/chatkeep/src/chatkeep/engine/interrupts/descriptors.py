@@ -9,6 +9,7 @@ from typing import Any, cast
 from chatkeep.engine.interrupts.bindings import (
     APPROVAL_REASON,
     BINDING_KEY,
+    BOUNDARY_KEY,
     CLIENT_TOOL_REASON,
     PAYLOAD_KEY,
     PROOF_KEY,
@@ -154,9 +155,15 @@ def client_tool_descriptor(
 
 
 def generic_descriptor(
-    request: InterruptRequest, batch_index: int, interrupt_id: str, run_id: str
+    request: InterruptRequest,
+    batch_index: int,
+    interrupt_id: str,
+    run_id: str,
+    *,
+    boundary: str | None = None,
 ) -> Descriptor:
-    """The question of the application; ``batch_index`` is its place in the whole batch."""
+    """The question of the application; ``batch_index`` is its place in the whole batch,
+    ``boundary`` where it is asked."""
     definition = request.definition
     binding: dict[str, Any] = {
         "v": 1,
@@ -180,10 +187,12 @@ def generic_descriptor(
         out["expiresAt"] = binding["expiresAt"] = request.expires_at
     binding["interruptedRunId"] = run_id
     binding["generation"] = 0
-    out["metadata"] = {BINDING_KEY: binding}
+    metadata: dict[str, Any] = {BINDING_KEY: binding}
     if request.payload is not UNSET:
-        out["metadata"][PAYLOAD_KEY] = request.payload
-    return out
+        metadata[PAYLOAD_KEY] = request.payload
+    if boundary is not None:
+        metadata[BOUNDARY_KEY] = boundary
+    return {**out, "metadata": metadata}
 
 
 def approval_proof(descriptor: Mapping[str, Any], decision: Decision) -> dict[str, Any]:
@@ -238,7 +247,13 @@ class Batch:
             client_tool_descriptor(tool, call_id, args, self.run_id, decision=decision)
         )
 
-    def generic(self, request: InterruptRequest, interrupt_id: str | None = None) -> None:
+    def generic(
+        self,
+        request: InterruptRequest,
+        interrupt_id: str | None = None,
+        *,
+        boundary: str | None = None,
+    ) -> None:
         """Ask a question of the application; without an id it gets a fresh one.
 
         Raises:
@@ -249,7 +264,9 @@ class Batch:
             raise ToolError(f"not an interrupt request: {given!r}; use definition.request(…)")
         name = interrupt_id or f"interrupt-{uuid.uuid4()}"
         self._take(name)
-        self._generic.append(lambda index: generic_descriptor(request, index, name, self.run_id))
+        self._generic.append(
+            lambda index: generic_descriptor(request, index, name, self.run_id, boundary=boundary)
+        )
 
     def descriptors(self) -> list[Descriptor]:
         """The descriptors in their order; ``batchIndex`` counts over all of them."""

@@ -57,7 +57,8 @@ class GenericAnswer:
     """A generic interrupt that was answered: the question, and ``response``.
 
     ``response`` is None when ``status`` is ``cancelled``. ``payload`` is what was shown, or
-    UNSET; ``expires_at`` ISO 8601 text, or None.
+    UNSET; ``expires_at`` ISO 8601 text, or None; ``boundary`` where it was asked, or None where
+    nobody kept that.
     """
 
     definition_id: str
@@ -70,6 +71,7 @@ class GenericAnswer:
     message: str = ""
     payload: Any | Unset = UNSET
     expires_at: str | None = None
+    boundary: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

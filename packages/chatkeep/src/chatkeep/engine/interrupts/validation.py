@@ -14,6 +14,7 @@ from typing import Any, Final, cast
 from chatkeep.codec import normalize
 from chatkeep.engine.interrupts.bindings import (
     BINDING_KEY,
+    BOUNDARY_KEY,
     CLIENT_TOOL_REASON,
     PAYLOAD_KEY,
     Binding,
@@ -319,6 +320,8 @@ class _Reader:
             if problem is not None:
                 self._invalid(name, "invalid-payload", "The answer does not fit", problem)
                 return
+        marks = metadata_of(descriptor)
+        boundary = marks.get(BOUNDARY_KEY)
         self._generic.append(
             GenericAnswer(
                 definition_id=binding.definition_id,
@@ -329,8 +332,9 @@ class _Reader:
                 response=response,
                 reason=str(descriptor.get("reason", "")),
                 message=str(descriptor.get("message", "")),
-                payload=metadata_of(descriptor).get(PAYLOAD_KEY, UNSET),
+                payload=marks.get(PAYLOAD_KEY, UNSET),
                 expires_at=binding.expires_at,
+                boundary=boundary if isinstance(boundary, str) else None,
             )
         )
 
