@@ -111,6 +111,7 @@ if TYPE_CHECKING:
         VersionedValue,
     )
     from chatkeep.web import chat_router, parse_chat_request, reconstruct_chat, sse_response
+    from chatkeep_redis import redis_persistence
     from chatkeep_sql import postgres_persistence, sqlite_persistence
 
 __all__ = [
@@ -211,6 +212,7 @@ __all__ = [
     "parse_chat_request",
     "postgres_persistence",
     "reconstruct_chat",
+    "redis_persistence",
     "require",
     "sqlite_persistence",
     "sse_response",
@@ -339,13 +341,18 @@ _HOMES = {
         "reconstruct_chat",
         "sse_response",
     ),
+    "chatkeep_redis": ("redis_persistence",),
     "chatkeep_sql": (
         "postgres_persistence",
         "sqlite_persistence",
     ),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
-_EXTRAS = {"postgres_persistence": "postgres", "sqlite_persistence": "sqlite"}
+_EXTRAS = {
+    "postgres_persistence": "postgres",
+    "redis_persistence": "redis",
+    "sqlite_persistence": "sqlite",
+}
 
 
 def __getattr__(name: str) -> Any:

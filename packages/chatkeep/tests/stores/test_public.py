@@ -77,9 +77,15 @@ def test_a_url_opens_the_backend_of_its_scheme() -> None:
     assert open_persistence("memory://").backends[0].name == "memory"
 
 
-def test_a_url_of_a_package_that_is_not_installed_names_the_extra() -> None:
-    with pytest.raises(MissingExtra, match=r"chatkeep\[mongo\]"):
-        open_persistence("mongodb://x")
+@pytest.mark.parametrize(
+    ("url", "extra"), [("mongodb://x", "mongo"), ("redis+cluster://x", "redis")]
+)
+def test_a_url_of_a_package_that_is_not_installed_names_the_extra(
+    url: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: [])
+    with pytest.raises(MissingExtra, match=rf"chatkeep\[{extra}\]"):
+        open_persistence(url)
 
 
 @pytest.mark.parametrize(
