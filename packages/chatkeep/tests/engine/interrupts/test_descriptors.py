@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from chatkeep.engine.interrupts import (
     BINDING_KEY,
+    BOUNDARY_KEY,
     PAYLOAD_KEY,
     PROOF_KEY,
     Batch,
@@ -213,6 +214,17 @@ def test_a_generic_question_shows_its_payload() -> None:
         },
     }
     assert descriptor["expiresAt"] == "2026-11-30T12:18:30.680Z"
+
+
+def test_a_question_says_where_it_was_asked_beside_its_binding() -> None:
+    """Browsers compare what is in the binding; a mark of ours stays outside of it."""
+    request = define_interrupt("free").request(key="k", reason="r", message="m")
+    plain = generic_descriptor(request, 0, "i", "r1")
+    placed = generic_descriptor(request, 0, "i", "r1", boundary="afterModel")
+    assert placed["metadata"] == {**plain["metadata"], BOUNDARY_KEY: "afterModel"}
+    batch = Batch("r1")
+    batch.generic(request, "i", boundary="beforeTools")
+    assert batch.descriptors()[0]["metadata"][BOUNDARY_KEY] == "beforeTools"
 
 
 def test_nothing_absent_is_null() -> None:

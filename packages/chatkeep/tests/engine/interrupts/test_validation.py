@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime as dt
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,6 +13,7 @@ from pydantic import BaseModel, model_validator
 
 from chatkeep.engine.interrupts import (
     BINDING_KEY,
+    BOUNDARY_KEY,
     DECLINED_TEXT,
     PAYLOAD_KEY,
     Decision,
@@ -216,6 +218,14 @@ def test_an_answer_is_read_with_its_question() -> None:
     assert answer.expires_at == item.descriptor["expiresAt"]
 
 
+@pytest.mark.parametrize(("mark", "boundary"), [("afterModel", "afterModel"), (1, None)])
+def test_an_answer_knows_where_its_question_was_asked(mark: Any, boundary: str | None) -> None:
+    item = question(PLAN)
+    item = changed(item, metadata={**item.descriptor["metadata"], BOUNDARY_KEY: mark})
+    (answer,) = validate([item], [resume_answer("g0", {"ok": True})]).generic
+    assert answer.boundary == boundary
+
+
 def test_a_question_without_a_schema_takes_anything() -> None:
     for response in (None, "x", [1], {"a": 1}):
         state = validate([question(ANY)], [resume_answer("g0", response)])
@@ -396,6 +406,24 @@ def test_v5_descriptor_or_binding_may_say_when() -> None:
     assert one(with_binding(asks(DEL), expiresAt=past), entry) == ("expired", "server")
     future = changed(asks(DEL), expiresAt="2027-01-01T00:00:00Z")
     assert validate([future], [entry]).approvals
+
+
+@pytest.mark.parametrize("text", ["2026-11-30T12:00:00", "2026-11-30", "20261130T120000Z"])
+def test_v5_a_time_without_an_offset_is_utc(text: str) -> None:
+    """Whatever the server's own time zone is; a date alone is its first moment."""
+    moment = dt.datetime.fromisoformat(text).replace(tzinfo=dt.UTC)
+    end = int(moment.timestamp() * 1000)
+    item, entry = changed(asks(DEL), expiresAt=text), resume_approve("approval_c1")
+    assert validate([item], [entry], now_ms=end - 1).approvals
+    assert one(item, entry, now_ms=end) == ("expired", "server")
+
+
+def test_v5_the_first_and_the_last_year_are_times_too() -> None:
+    entry = resume_approve("approval_c1")
+    first = changed(asks(DEL), expiresAt="0001-01-01T00:00:00+23:59")
+    assert one(first, entry) == ("expired", "server")
+    last = changed(asks(DEL), expiresAt="9999-12-31T23:59:59-23:59")
+    assert validate([last], [entry]).approvals
 
 
 def test_v5_what_has_expired_can_be_cancelled() -> None:
@@ -752,6 +780,12 @@ def test_a_client_tool_without_a_binding_has_its_output(marks: dict[str, Any]) -
 def test_the_output_of_an_unbound_client_tool_is_checked_where_the_tool_is_known() -> None:
     item = unbound(toolCallId="k1", metadata={"kind": "client_tool", "toolName": "cli"})
     assert one(item, resume_output("i", 1)) == ("invalid-tool-output", "client")
+
+
+def test_an_unbound_record_of_another_kind_only_names_its_call() -> None:
+    item = unbound(toolCallId="c1")
+    assert validate([item], [resolved("i", payload=True)]) == ResumeState(interrupted_run_id="r1")
+    assert validate([item], [resume_cancel("i")]).cancelled == {"c1"}
 
 
 def test_an_opaque_record_is_settled_and_says_nothing() -> None:

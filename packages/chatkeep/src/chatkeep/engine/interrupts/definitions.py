@@ -191,10 +191,7 @@ def iso_ms(text: str) -> int | None:
         return None
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=dt.UTC)
-    try:
-        return int(moment.timestamp() * 1000)
-    except (OverflowError, ValueError, OSError):
-        return None
+    return int(moment.timestamp() * 1000)
 
 
 def _iso(moment: dt.datetime | int | str) -> str:
