@@ -30,6 +30,7 @@ from chatkeep.testkit.scripted import (
     ScriptedModel,
     ScriptedPauses,
     scripted_interrupts,
+    scripted_mode,
     scripted_schema,
     scripted_tools,
 )
@@ -59,7 +60,7 @@ class CallLog(ChatMiddleware):
 
 
 def make_router(persistence: Persistence, options: argparse.Namespace) -> ChatRouter:
-    model, tools, questions = ScriptedModel(), scripted_tools(), scripted_interrupts()
+    tools, questions = scripted_tools(), scripted_interrupts()
     watching = [CallLog(options.calls)] if options.calls else []
 
     def agent(params: ChatParams) -> ChatStream:
@@ -70,7 +71,7 @@ def make_router(persistence: Persistence, options: argparse.Namespace) -> ChatRo
             lease_ms=options.lease_ms,
         )
         return chat(
-            adapter=model,
+            adapter=ScriptedModel(structured_output=scripted_mode(params.messages)),
             tools=tools,
             interrupts=questions,
             output_schema=scripted_schema(params.messages),

@@ -17,6 +17,7 @@ from chatkeep.testkit.scripted import (
     browser_tools,
     scenarios,
     scripted_interrupts,
+    scripted_mode,
     scripted_schema,
     scripted_tools,
 )
@@ -260,6 +261,21 @@ def test_a_route_asks_for_structure_in_one_scenario_only() -> None:
     for text in ("SCENARIO:text", "SCENARIO:slow [1]", "structured", ""):
         assert schema(text) is None
     assert scripted_schema([]) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "mode"),
+    [
+        ("SCENARIO:structured", "native"),
+        ('SCENARIO:structured {"as": "separate"}', "separate"),
+        ('SCENARIO:structured {"as": "event"}', "event"),
+        ('SCENARIO:structured {"as": "song"}', "native"),
+        ('SCENARIO:text {"as": "event"}', "native"),
+        ("SCENARIO:slow [1]", "native"),
+    ],
+)
+def test_a_scenario_says_how_its_answer_is_made(text: str, mode: str) -> None:
+    assert scripted_mode([{"role": "user", "content": text}]) == mode
 
 
 async def test_an_unknown_scenario_says_which_there_are() -> None:

@@ -18,6 +18,7 @@ from ag_ui.core import RunErrorEvent
 
 from chatkeep.engine.adapter import ModelRequest
 from chatkeep.engine.middleware import Event
+from chatkeep.engine.structured_answer import StructuredMode
 from chatkeep.records import ModelMessage
 from chatkeep.testkit._scripted_pauses import ScriptedPauses, scripted_interrupts
 from chatkeep.testkit._scripted_scenes import SCENES, Scene, direction, scenario_of
@@ -40,6 +41,7 @@ __all__ = [
     "browser_tools",
     "scenarios",
     "scripted_interrupts",
+    "scripted_mode",
     "scripted_schema",
     "scripted_tools",
 ]
@@ -56,13 +58,30 @@ def scripted_schema(messages: Sequence[ModelMessage]) -> dict[str, Any] | None:
     return dict(STRUCTURED_SCHEMA) if name == "structured" else None
 
 
+def scripted_mode(messages: Sequence[ModelMessage]) -> StructuredMode:
+    """How the scenario ``structured`` wants its answer made: its option ``as``."""
+    name, rest, _ = scenario_of(messages)
+    _, options, _ = direction(messages) if name == "structured" and rest else (name, {}, [])
+    mode = options.get("as", "native")
+    return mode if mode in ("native", "separate", "event") else "native"
+
+
 class ScriptedModel:
-    """The model adapter. It keeps no state: one object serves any number of runs."""
+    """The model adapter. It keeps no state: one object serves any number of runs.
+
+    Args:
+        model: its name.
+        structured_output: how it gives a structured answer; see
+            :class:`chatkeep.engine.ModelAdapter`.
+    """
 
     provider = "scripted"
 
-    def __init__(self, model: str = "scripted-1") -> None:
+    def __init__(
+        self, model: str = "scripted-1", *, structured_output: StructuredMode = "native"
+    ) -> None:
         self.model = model
+        self.structured_output = structured_output
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[Event]:
         """Play the scenario that the last user message names."""
