@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,6 +36,7 @@ from chatkeep.engine.interrupts import (
     BINDING_KEY,
     InterruptRequest,
     define_interrupt,
+    schema_hash,
 )
 from chatkeep.errors import ChatkeepError
 from chatkeep.testkit.event_order import check_events
@@ -351,6 +353,22 @@ async def test_a_run_that_must_ask_waits_also_when_its_turns_are_used_up() -> No
     paused = await run(NEEDY, tools=[send], loop=1)
     assert paused.ids == ["approval_c"]
     assert not [line for line in paused.trace.lines if line.startswith("onShouldContinue")]
+
+
+async def test_nulls_inside_of_schemas_and_arguments_are_kept() -> None:
+    """The hash of the schema that is sent is taken of it as it is."""
+    schema: Json = {"type": "object", "properties": {"cc": {"default": None}}}
+    send = Executed().tool("send", needs_approval=True, input_schema=schema)
+    stream = chat(
+        adapter=PlayedModel(calls(("c", "send", '{"cc":null}'))), messages=GO, tools=[send]
+    )
+    text = (await collect(stream))[-1].model_dump_json(by_alias=True, exclude_none=True)
+    (interrupt,) = json.loads(text)["outcome"]["interrupts"]
+    assert interrupt["metadata"]["input"] == {"cc": None}
+    approve = interrupt["responseSchema"]["oneOf"][0]
+    assert approve["properties"]["editedArgs"] == schema
+    sent = schema_hash(interrupt["responseSchema"])
+    assert sent == interrupt["metadata"][BINDING_KEY]["responseSchemaHash"]
 
 
 # --------------------------------------------------------------------------- generic questions

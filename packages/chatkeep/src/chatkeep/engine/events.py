@@ -16,7 +16,6 @@ from ag_ui.core import (
     CustomEvent,
     EventType,
     Interrupt,
-    MessagesSnapshotEvent,
     RunErrorEvent,
     RunFinishedCancelledOutcome,
     RunFinishedEvent,
@@ -36,7 +35,6 @@ __all__ = [
     "extras",
     "iso",
     "merge_metadata",
-    "messages_snapshot",
     "new_id",
     "normalized",
     "now_ms",
@@ -179,11 +177,6 @@ def run_interrupted(
         timestamp=now_ms(),
         metadata=metadata or None,
     )
-
-
-def messages_snapshot(rows: Sequence[Mapping[str, Any]]) -> MessagesSnapshotEvent:
-    """The whole thread, as wire rows."""
-    return MessagesSnapshotEvent.model_validate({"messages": list(rows)})
 
 
 def state_snapshot(state: Any) -> StateSnapshotEvent:

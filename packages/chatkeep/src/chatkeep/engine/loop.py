@@ -43,10 +43,11 @@ from chatkeep.engine.middleware import (
 )
 from chatkeep.engine.model_calls import ModelCalls
 from chatkeep.engine.options import RunOptions
-from chatkeep.engine.pause import Pause, check_requests, prepare, thread_snapshot
+from chatkeep.engine.pause import Pause, check_requests, prepare
 from chatkeep.engine.publish import Publisher
 from chatkeep.engine.recording import Recorder
 from chatkeep.engine.runtime import Runtime
+from chatkeep.engine.snapshot import thread_snapshot
 from chatkeep.engine.structured import complete_answer, loop_is_needed
 from chatkeep.engine.structured_answer import StructuredAnswer
 from chatkeep.engine.terminal import Terminal

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from chatkeep.engine import events
 from chatkeep.engine.interrupts import Batch, Descriptor, InterruptDefinition, InterruptRequest
-from chatkeep.engine.middleware import ChatContext, Event
+from chatkeep.engine.middleware import Event
 from chatkeep.engine.runtime import Runtime
+from chatkeep.engine.snapshot import thread_snapshot
 from chatkeep.errors import CompositionError
-from chatkeep.messages import model_to_wire
 from chatkeep.records import UNSET
 
-__all__ = ["Pause", "check_requests", "prepare", "thread_snapshot"]
+__all__ = ["Pause", "check_requests", "prepare"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +22,6 @@ class Pause:
 
     interrupts: list[Descriptor]
     shown: list[Event]
-
-
-def thread_snapshot(context: ChatContext) -> Event:
-    """MESSAGES_SNAPSHOT of the transcript so far."""
-    return events.messages_snapshot(model_to_wire(context.messages))
 
 
 async def prepare(runtime: Runtime, batch: Batch) -> Pause:
