@@ -60,10 +60,11 @@ def scripted_schema(messages: Sequence[ModelMessage]) -> dict[str, Any] | None:
 
 def scripted_mode(messages: Sequence[ModelMessage]) -> StructuredMode:
     """How the scenario ``structured`` wants its answer made: its option ``as``."""
-    name, rest, _ = scenario_of(messages)
-    _, options, _ = direction(messages) if name == "structured" and rest else (name, {}, [])
-    mode = options.get("as", "native")
-    return mode if mode in ("native", "separate", "event") else "native"
+    if scripted_schema(messages) is None:
+        return "native"
+    _, options, _ = direction(messages)
+    wanted = options.get("as")
+    return wanted if wanted in ("separate", "event") else "native"
 
 
 class ScriptedModel:
