@@ -10,13 +10,14 @@ __all__ = ["before_each", "placed"]
 
 
 def placed(
-    names: Sequence[str | None], activities: Iterable[ActivityRecord]
+    names: Sequence[str | None], activities: Iterable[ActivityRecord], *, whole: bool = True
 ) -> list[int | ActivityRecord]:
     """The places of the messages (``names`` are their ids, in order) with the rows in between.
 
     A row stands behind the message that its ``anchor`` names; rows of one message by ``index``,
     else in the order given. A row without an anchor, or whose message is not among them, goes in
-    at its ``index``, which counts messages and rows, or at the end.
+    at its ``index``, which counts messages and rows, or at the end. Where the messages are not
+    the ``whole`` thread but its beginning, rows that stand behind them are left out.
     """
     by_name = {name: place for place, name in enumerate(names) if name is not None}
     behind: dict[int, list[ActivityRecord]] = {}
@@ -32,7 +33,8 @@ def placed(
         out.append(place)
         out.extend(behind.get(place, ()))
     for record in by_index:
-        out.insert(min(record.index, len(out)), record)
+        if whole or (record.anchor is None and record.index <= len(out)):
+            out.insert(min(record.index, len(out)), record)
     return out
 
 

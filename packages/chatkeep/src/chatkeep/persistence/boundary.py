@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from chatkeep.backends import new_commit_id
@@ -35,10 +35,16 @@ class Opening:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActivityChange:
-    """The rows as they shall be, and which of them differ from what is stored."""
+    """The rows as they shall be, and which of them differ from what is stored, by place.
+
+    ``onto`` makes the same change to other stored rows (somebody else wrote meanwhile); None if
+    they have it. ``settle`` is called once the change is written.
+    """
 
     rows: list[ActivityRecord]
     changed: dict[int, ActivityRecord]
+    onto: Callable[[Sequence[ActivityRecord]], ActivityChange | None]
+    settle: Callable[[], None]
 
 
 @dataclass(slots=True, kw_only=True)

@@ -95,8 +95,10 @@ class Committer:
         change = self._transcript.place(mine, now, again=self._work.blind)
         if not isinstance(change, CutAway):
             boundary.change, boundary.cut = change, None
+            if boundary.activities is not None:
+                boundary.activities = await self._work.rebased(boundary.activities)
             return
-        boundary.change = None
+        boundary.change = boundary.activities = None  # rows of a question that is gone
         boundary.cut = await self._work.cut_of(change) if change.answer else None
         if isinstance(boundary.run, RunPatch) and boundary.run.detached is not True:
             self._reports.count("detached")

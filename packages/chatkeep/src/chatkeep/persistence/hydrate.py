@@ -106,7 +106,7 @@ def _everything(state: ThreadState, overlay: Overlay) -> _UiMessages:
         whole.numbers += [0] * len(drafts.get(0, ()))
         shown = whole
     ui = model_to_ui(shown.messages, numbers=shown.numbers)
-    return interleave_activities(ui, state.activities)
+    return interleave_activities(ui, overlay.activities(state.rows))
 
 
 async def _window(loader: Loader, state: ThreadState, overlay: Overlay, size: int) -> Page:
@@ -134,9 +134,13 @@ async def _among_activities(
     shown = overlay.visible(rows)
     groups, _ = group_rows(shown.messages, shown.numbers, from_start=True)
     cursor = loader.cursor
+    drafts = _painted(overlay.drafts(rows))
+    units = units_of(groups, drafts)
+    if 0 in drafts:
+        units.append(Unit(drafts[0], Cursor(state.newest + 1)))
     units = interleaved(
-        units_of(groups, _painted(overlay.drafts(rows))),
-        state.activities,
+        units,
+        overlay.activities(rows),
         end=state.newest + 1 if cursor is None else cursor.number,
         to_the_end=cursor is None or cursor.number > state.newest,
     )

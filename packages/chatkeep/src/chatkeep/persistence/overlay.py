@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import cast
 
+from chatkeep.messages import before_each, model_to_ui, stable_ids
 from chatkeep.persistence.loading import Rows, ThreadState
 from chatkeep.persistence.transcript import run_tag, with_tanstack
-from chatkeep.records import DraftRecord, ModelMessage, RunRecord
+from chatkeep.records import ActivityRecord, DraftRecord, ModelMessage, RunRecord
 from chatkeep.rules import anchor_of
 
 __all__ = ["Overlay"]
@@ -17,8 +18,8 @@ class Overlay:
 
     def __init__(self, state: ThreadState, *, timed: bool) -> None:
         self._state = state
-        self._hidden = [
-            (run.hide_from, _extra_int(run, "hideThrough"))
+        self._replacing = [
+            run
             for run in state.runs
             if run.hide_from is not None and run.status == "running" and state.live(run)
         ]
@@ -26,14 +27,35 @@ class Overlay:
 
     def visible(self, rows: Rows) -> Rows:
         """Without what a regenerate that is being driven is about to replace."""
-        if not self._hidden and not self._ended:
+        if not self._replacing and not self._ended:
             return rows
         kept = [
             (self.timed(message), number)
             for message, number in zip(rows.messages, rows.numbers, strict=True)
-            if not any(_hides(first, last, number) for first, last in self._hidden)
+            if not any(_hides(run, number) for run in self._replacing)
         ]
         return Rows([m for m, _ in kept], [n for _, n in kept], rows.from_start)
+
+    def activities(self, rows: Rows) -> list[ActivityRecord]:
+        """Without those of the answers that :meth:`visible` leaves out. A row right before such
+        an answer was shown for it, unless the run made it that is about to replace it."""
+        shown = self._state.activities
+        if not self._replacing or not shown:
+            return shown
+        messages = stable_ids(rows.messages, numbers=rows.numbers)
+        names = [m["id"] for m in model_to_ui(messages)]
+        places = before_each(names, shown)
+        gone: set[str] = set()
+        for run in self._replacing:
+            numbered = zip(messages, rows.numbers, strict=True)
+            hidden = {m.get("id") for m, number in numbered if _hides(run, number)}
+            found = [place for place, name in enumerate(names) if name in hidden]
+            gone |= {
+                record.id
+                for record, before in places
+                if found and found[0] <= before <= found[-1] + 1 and record.run_id != run.run_id
+            }
+        return [record for record in shown if record.id not in gone]
 
     def timed(self, message: ModelMessage) -> ModelMessage:
         """With start and finish of the run that made it, if that was asked for."""
@@ -84,8 +106,11 @@ def _behind(shown: Rows, run: RunRecord) -> int | None:
     return shown.numbers[at]
 
 
-def _hides(first: int, last: int | None, number: int) -> bool:
-    return number >= first and (last is None or last < first or number <= last)
+def _hides(run: RunRecord, number: int) -> bool:
+    first, last = run.hide_from, _extra_int(run, "hideThrough")
+    return (
+        first is not None and number >= first and (last is None or last < first or number <= last)
+    )
 
 
 def _extra_int(run: RunRecord, name: str) -> int | None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from chatkeep._checks import MAX_INTEGER
-from chatkeep.messages import interleave_activities, model_to_ui
+from chatkeep.messages import activity_message, model_to_ui, placed
 from chatkeep.records import ActivityRecord, ModelMessage
 
 __all__ = [
@@ -174,34 +174,31 @@ def newest_units(units: Sequence[Unit], limit: int, *, more: bool) -> Page:
 def interleaved(
     units: Sequence[Unit], activities: Sequence[ActivityRecord], *, end: int, to_the_end: bool
 ) -> list[Unit]:
-    """Activity rows as units of their own, at their positions among the UI messages.
+    """Activity rows in their places among the UI messages: units of their own, except inside a
+    unit, of which they then are a part.
 
     ``units`` are those of the messages numbered below ``end``; ``to_the_end``: there are no
     others. Rows that stand behind a message from ``end`` on are left out.
     """
+    flat = [(unit, message) for unit in units for message in unit.ui]
+    names = [message.get("id") for _, message in flat]
     out: list[Unit] = []
-    waiting = sorted(activities, key=lambda record: record.index)
-    position = 0
-    for unit in units:
-        due = _due(waiting, position)
-        del waiting[: len(due)]
-        out.extend(_activity_units(due, unit.cursor.number))
-        out.append(unit)
-        position += len(due) + len(unit.ui)
-    out.extend(_activity_units(waiting if to_the_end else _due(waiting, position), end))
-    return out
+    waiting: list[dict[str, Any]] = []
+    last: Unit | None = None
+    for item in placed(names, activities, whole=to_the_end):
+        if not isinstance(item, int):
+            waiting.append(activity_message(item))
+            continue
+        unit, message = flat[item]
+        if unit is last:
+            out[-1] = Unit([*out[-1].ui, *waiting, message], unit.cursor)
+        else:
+            out += [*_activity_units(waiting, unit.cursor.number), Unit([message], unit.cursor)]
+        waiting, last = [], unit
+    return [*out, *_activity_units(waiting, end)]
 
 
-def _due(waiting: Sequence[ActivityRecord], position: int) -> list[ActivityRecord]:
-    """The rows that stand at ``position``: each one moves the place by one."""
-    count = 0
-    while count < len(waiting) and waiting[count].index <= position + count:
-        count += 1
-    return list(waiting[:count])
-
-
-def _activity_units(records: Sequence[ActivityRecord], number: int) -> list[Unit]:
-    rows = interleave_activities([], records)
+def _activity_units(rows: Sequence[dict[str, Any]], number: int) -> list[Unit]:
     return [Unit([row], Cursor(number, len(rows) - i)) for i, row in enumerate(rows)]
 
 

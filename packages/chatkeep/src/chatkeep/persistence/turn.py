@@ -10,9 +10,15 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal
 
-from ag_ui.core import RunFinishedEvent, RunFinishedInterruptOutcome
+from ag_ui.core import (
+    ActivityDeltaEvent,
+    ActivitySnapshotEvent,
+    RunFinishedEvent,
+    RunFinishedInterruptOutcome,
+)
 
 from chatkeep.engine.failure import error_text
 from chatkeep.engine.middleware import (
@@ -32,12 +38,15 @@ from chatkeep.errors import (
     RecordTooLarge,
     RunConflict,
 )
+from chatkeep.messages import stable_ids
 from chatkeep.persistence.activities import RunActivities, before_cut, merge_activities
+from chatkeep.persistence.activity_saver import ActivitySaver
 from chatkeep.persistence.boundary import Boundary
 from chatkeep.persistence.capabilities import DETACHABLE
 from chatkeep.persistence.committer import Committer
 from chatkeep.persistence.completion import RunCompletion
 from chatkeep.persistence.drafts import Drafts
+from chatkeep.persistence.foreign import ANSWER_SECONDS
 from chatkeep.persistence.gate import admit, check_run
 from chatkeep.persistence.layout import Layout
 from chatkeep.persistence.lease import LeaseKeeper
@@ -94,6 +103,17 @@ class Turn:
             self._drafts = Drafts(
                 self._work, run_id=ctx.run_id, interval_ms=snapshot_ms, reports=reports
             )
+        self._saver: ActivitySaver | None = None
+        self._shown: object = None
+        if snapshot_ms is not None and layout.stores.activities is not None:
+            self._saver = ActivitySaver(
+                partial(self._save_activities, ctx),
+                run_id=ctx.run_id,
+                interval_ms=snapshot_ms,
+                # Only a store of ours refuses a write that comes after the run has ended.
+                patience=ANSWER_SECONDS if layout.backend("activities") is None else 0.25,
+                reports=reports,
+            )
         self._usage: Usage | None = None
         self._resume: Resume | None = None
         self._hide: tuple[int, int] | None = None
@@ -134,10 +154,17 @@ class Turn:
             patch["resume"] = []
             patch["resume_tool_state"] = resume.state
         if self._layout.stores.activities is not None:
-            self._activities.loaded(opening.activities)
             rows = opening.activities
-            if posted.kept is not None:
-                rows = before_cut(rows, posted.kept)
+            if posted.kept is not None and rows:
+                thread = opening.transcript
+                rows = before_cut(
+                    rows,
+                    stable_ids(thread.messages, numbers=thread.numbers),
+                    kept=posted.kept,
+                    end=posted.stored.messages,
+                    back={name for m in posted.messages if (name := m.get("id"))},
+                )
+            self._activities.loaded(opening.activities, rows)
             patch["activities"] = merge_activities(rows, config.activities)
         self._drop_draft |= opening.run is not None and self._layout.backend("runs") is not None
         return patch
@@ -171,7 +198,7 @@ class Turn:
             raise resume.lost_to_another(conflict.interrupt_ids) from conflict
         self._started = True
         if boundary.activities is not None:
-            self._activities.loaded(boundary.activities.rows)
+            boundary.activities.settle()
         if boundary.record is not None and boundary.record.usage is not None:
             self._usage = dict(boundary.record.usage)
         if self._work.leased:
@@ -179,7 +206,7 @@ class Turn:
 
     async def _begin(self, boundary: Boundary, ctx: ChatContext) -> None:
         try:
-            self._fill(boundary, ctx, ctx.messages)
+            await self._fill(boundary, ctx, ctx.messages)
             await self._committer.commit(boundary, ctx.messages)
         except (RunConflict, InterruptConflict, InvalidValue, RecordTooLarge):
             raise
@@ -222,8 +249,16 @@ class Turn:
 
     def observe(self, ctx: ChatContext, event: Event) -> None:
         """An event is about to be published: perhaps a draft is due."""
-        if self._drafts is not None and self._started and self._drafts.observe(event):
+        if self._drafts is None or not self._started:
+            return
+        if self._drafts.observe(event):
             self._drafts.save(self._transcript.produced(ctx.messages), self._run_id)
+        if self._saver is not None and (
+            isinstance(event, ActivitySnapshotEvent | ActivityDeltaEvent)
+            or ctx.activities is not self._shown
+        ):
+            self._shown = ctx.activities
+            self._saver.touch()
 
     # -- the ends -----------------------------------------------------------------------
 
@@ -247,7 +282,7 @@ class Turn:
             answers=self._answers(), run=self._end_patch("completed"), drop_draft=self._drop_draft
         )
         try:
-            self._fill(boundary, ctx, ctx.messages)
+            await self._fill(boundary, ctx, ctx.messages)
             await self._committer.commit(boundary, ctx.messages, patient=True)
         except RunConflict as error:
             self._not_ours(error, "finish")
@@ -300,7 +335,7 @@ class Turn:
                 values["usage"] = self._usage
             boundary.run = RunPatch(**values)
         try:
-            self._fill(boundary, ctx, ctx.messages)
+            await self._fill(boundary, ctx, ctx.messages)
             await self._committer.commit(boundary, ctx.messages, patient=True)
         except Exception as error:
             self._reports.failure("interrupt", error, run_id=self._run_id)
@@ -377,13 +412,31 @@ class Turn:
     async def _close(self, ctx: ChatContext) -> None:
         if self._drafts is not None:
             await self._drafts.close(ctx)
+        if self._saver is not None:
+            await self._saver.close(ctx)
         self._lease.stop(ctx)
 
-    def _fill(self, boundary: Boundary, ctx: ChatContext, mine: Sequence[ModelMessage]) -> None:
+    async def _fill(
+        self, boundary: Boundary, ctx: ChatContext, mine: Sequence[ModelMessage]
+    ) -> None:
         """Transcript and activities of a boundary. A regenerate without output cuts neither."""
         boundary.change = self._transcript.plan(mine)
-        if boundary.change is not None or not self._transcript.deferred_cut:
-            boundary.activities = self._activities.plan(ctx.activities)
+        if self._layout.stores.activities is None:
+            return
+        cutting = boundary.change is not None or not self._transcript.deferred_cut
+        boundary.activities = self._activities.plan(ctx.activities, cutting=cutting, mine=mine)
+        if boundary.activities is not None and self._started:
+            # Others may have written since: at the start, nobody has.
+            boundary.activities = await self._work.rebased(boundary.activities)
+
+    async def _save_activities(self, ctx: ChatContext) -> None:
+        """The rows so far, while the run streams."""
+        cutting = not self._transcript.deferred_cut
+        change = self._activities.plan(ctx.activities, cutting=cutting)
+        if change is not None:
+            change = await self._work.rebased(change)
+        if change is not None:
+            await self._work.save_activities(change)
 
     def _end_patch(
         self,
@@ -422,7 +475,7 @@ class Turn:
             try:
                 mine = self._kept(ctx, "error" if status == "failed" else "aborted")
                 if not await self._work.lost_claims(self._answers()):
-                    self._fill(boundary, ctx, mine)
+                    await self._fill(boundary, ctx, mine)
                 run_alone = boundary.change is None and boundary.activities is None
                 await self._committer.commit(boundary, mine)
             except RunConflict:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from chatkeep.backends import new_commit_id
 from chatkeep.errors import CompositionError, InterruptConflict, RunConflict, StoreError
-from chatkeep.persistence.boundary import Boundary, Opening, QuestionErased
+from chatkeep.persistence.boundary import ActivityChange, Boundary, Opening, QuestionErased
 from chatkeep.persistence.claims import lend_records, stand_in_end, stand_in_start
 from chatkeep.persistence.foreign import answered, load_messages, write_part
 from chatkeep.persistence.layout import Layout, Part
@@ -20,7 +20,7 @@ from chatkeep.persistence.opening import read_opening, transcript_of
 from chatkeep.persistence.reading import read_view
 from chatkeep.persistence.reports import Reports
 from chatkeep.persistence.transcript import CutAway
-from chatkeep.records import ModelMessage, RunPatch, RunRecord
+from chatkeep.records import ActivityRecord, ModelMessage, RunPatch, RunRecord
 from chatkeep.stores import (
     ActivitiesWrite,
     CutAppend,
@@ -160,6 +160,7 @@ class UnitOfWork:
                 if group != ["activities"]:
                     raise
                 self._reports.failure("activities", error, run_id=self.run_id)
+                boundary.activities = None
             boundary.done.update(group)
         if isinstance(boundary.run, RunPatch):
             await self._end_stand_in(boundary.run)
@@ -287,6 +288,49 @@ class UnitOfWork:
             change.settle(receipt.numbers, receipt.revision)
         if "run" in group:
             boundary.record = receipt.run
+
+    async def rebased(self, change: ActivityChange) -> ActivityChange | None:
+        """``change`` on the activity rows that are stored now; None if they have it. Where they
+        cannot be read, on those that were read last."""
+        try:
+            stored = await self._read_activities()
+        except Exception as error:  # noqa: BLE001 - reported; activities are best effort
+            self._reports.failure("activities", error, run_id=self.run_id)
+            return change
+        return change.onto(stored)
+
+    async def _read_activities(self) -> Sequence[ActivityRecord]:
+        backend, store = self.layout.backend("activities"), self.layout.stores.activities
+        if backend is not None:
+            query = ViewQuery(messages="none", runs="none", interrupts="none", activities=True)
+            return (await read_view(backend, self.thread_id, query)).activities
+        return [] if store is None else await answered(store.load_activities(self.thread_id))
+
+    async def save_activities(self, change: ActivityChange) -> None:
+        """Write activity rows by themselves, while the run streams.
+
+        Raises:
+            RunConflict: the run has ended, or the lease was lost.
+            StoreError: they could not be written.
+        """
+        backend, store = self.layout.backend("activities"), self.layout.stores.activities
+        leased = self._holds_lease and self._in_run_backend(["activities"])
+        if self._holds_lease and not leased:
+            await self._prove_lease()
+        if backend is not None:
+            write = ActivitiesWrite(puts=change.changed, length=len(change.rows))
+            await backend.commit_turn(
+                TurnCommit(
+                    commit_id=new_commit_id(),
+                    thread_id=self.thread_id,
+                    run_id=self.run_id,
+                    lease_token=self._token if leased else None,
+                    activities=write,
+                )
+            )
+        elif store is not None:
+            await answered(store.save_activities(self.thread_id, change.rows))
+        change.settle()
 
     async def save_draft(self, rows: Sequence[ModelMessage]) -> None:
         """Put ``rows`` into the run's draft slot.
