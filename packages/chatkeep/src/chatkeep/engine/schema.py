@@ -129,7 +129,7 @@ def pydantic_issue(error: pydantic.ValidationError) -> str:
     """The first issue of a pydantic error, in one line."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     place = ".".join(str(part) for part in first["loc"])
-    return f"{place}: {first['msg']}" if place else first["msg"]
+    return _short(f"{place}: {first['msg']}" if place else first["msg"])
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from chatkeep.engine.interrupts import (
     resume_from_history,
     validate_resume,
 )
-from chatkeep.engine.tools import client_tool, define_tool
+from chatkeep.engine.tools import client_tool, define_tool, tool
 from chatkeep.errors import InterruptResumeError
 
 P = {
@@ -151,10 +151,31 @@ def test_deep_nesting_is_refused_by_its_code(levels: int) -> None:
     assert len(json.dumps(outcome)) < 20_000
 
 
+def test_a_megabyte_among_the_arguments_of_a_python_function_is_cut() -> None:
+    @tool(needs_approval=True)
+    def add(a: int) -> int:
+        return a
+
+    descriptor = approval_descriptor(add, "c1", {"a": 1}, "r1")
+    item = PendingInterrupt(interrupt_id="approval_c1", run_id="r1", descriptor=descriptor)
+    with pytest.raises(InterruptResumeError) as caught:
+        validate_resume(
+            thread_id="t",
+            interrupted_run_id="r1",
+            pending=[item],
+            entries=[resume_approve("approval_c1", edited_args={"a": 1, MEGABYTE: 1})],
+            tools={"add": add},
+            definitions={},
+            now_ms=0,
+        )
+    assert caught.value.first_code == "invalid-edited-args"
+    assert len(json.dumps(caught.value.errors)) < 5000
+
+
 def test_a_path_through_a_megabyte_is_left_out() -> None:
     texts = {"type": "object", "additionalProperties": {"type": "string"}}
-    tool = client_tool("texts", output_schema=texts)
-    descriptor = client_tool_descriptor(tool, "k1", {}, "r1")
+    reader = client_tool("texts", output_schema=texts)
+    descriptor = client_tool_descriptor(reader, "k1", {}, "r1")
     item = PendingInterrupt(interrupt_id=descriptor["id"], run_id="r1", descriptor=descriptor)
     for key, path in (("short", ["short"]), (MEGABYTE, None)):
         with pytest.raises(InterruptResumeError) as caught:
@@ -165,7 +186,7 @@ def test_a_path_through_a_megabyte_is_left_out() -> None:
                 entries=[
                     {"interruptId": item.interrupt_id, "status": "resolved", "payload": {key: 1}}
                 ],
-                tools={"texts": tool},
+                tools={"texts": reader},
                 definitions={},
                 now_ms=0,
             )

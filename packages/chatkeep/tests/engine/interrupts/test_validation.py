@@ -1,15 +1,13 @@
-"""A batch of answers is taken whole or refused whole: every rule, with its code."""
+"""A batch of answers is taken whole or refused whole: the set, and what it answers."""
 
 from __future__ import annotations
 
 import dataclasses
 import datetime as dt
 import json
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
-from pydantic import BaseModel, model_validator
 
 from chatkeep.engine.interrupts import (
     BINDING_KEY,
@@ -17,17 +15,12 @@ from chatkeep.engine.interrupts import (
     DECLINED_TEXT,
     PAYLOAD_KEY,
     Decision,
-    InterruptDefinition,
     PendingInterrupt,
     Refusal,
     ResumeState,
-    approval_descriptor,
-    approval_proof,
     check_generic,
-    client_tool_descriptor,
     define_interrupt,
     denial_result,
-    generic_descriptor,
     may_be_missing,
     parse_binding,
     resume_answer,
@@ -38,119 +31,36 @@ from chatkeep.engine.interrupts import (
     resume_output,
     schema_hash,
     submitted_ids,
-    validate_resume,
 )
-from chatkeep.engine.tools import Tool, client_tool, define_tool
 from chatkeep.errors import InterruptResumeError, InvalidValue
 from chatkeep.records import UNSET
 
-P = {
-    "type": "object",
-    "properties": {"p": {"type": "string"}},
-    "required": ["p"],
-    "additionalProperties": False,
-}
-N = {"type": "object", "properties": {"n": {"type": "string"}}, "required": ["n"]}
-OK = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
-NOW = 1_796_041_000_000
-
-
-def server(name: str, **options: Any) -> Tool:
-    return define_tool(name=name, execute=lambda args: args, needs_approval=True, **options)
-
-
-DEL = server("del", input_schema=P)
-BARE = server("bare")
-PAY = server("pay", input_schema=P, approval_schema={"approve": N})
-WHY = server("why", approval_schema={"reject": N})
-CLI = client_tool("cli", output_schema=N)
-FREE = client_tool("free")
-TWO = client_tool("two", input_schema=P, needs_approval=True)
-TOOLS = {t.name: t for t in (DEL, BARE, PAY, WHY, CLI, FREE, TWO)}
-PLAN = define_interrupt("plan", response=OK)
-SHOWN = define_interrupt("shown", response=OK, payload=N)
-ANY = define_interrupt("any")
-DEFINITIONS = {d.id: d for d in (PLAN, SHOWN, ANY)}
-
-
-def asks(tool: Tool, call_id: str = "c1") -> PendingInterrupt:
-    descriptor = approval_descriptor(tool, call_id, {"p": "a"}, "r1")
-    return PendingInterrupt(interrupt_id=descriptor["id"], run_id="r1", descriptor=descriptor)
-
-
-def waits(tool: Tool, call_id: str = "k1", decision: Decision | None = None) -> PendingInterrupt:
-    descriptor = client_tool_descriptor(tool, call_id, {}, "r1")
-    return PendingInterrupt(
-        interrupt_id=descriptor["id"], run_id="r1", descriptor=descriptor, decision=decision
-    )
-
-
-def question(
-    definition: InterruptDefinition = PLAN, index: int = 0, **options: Any
-) -> PendingInterrupt:
-    request = definition.request(**{"key": "k", "reason": "r", "message": "m", **options})
-    descriptor = generic_descriptor(request, index, f"g{index}", "r1")
-    return PendingInterrupt(interrupt_id=f"g{index}", run_id="r1", descriptor=descriptor)
-
-
-def with_binding(item: PendingInterrupt, **changes: Any) -> PendingInterrupt:
-    metadata = item.descriptor["metadata"]
-    binding = {**metadata[BINDING_KEY], **changes}
-    binding = {key: value for key, value in binding.items() if value is not UNSET}
-    descriptor = {**item.descriptor, "metadata": {**metadata, BINDING_KEY: binding}}
-    return dataclasses.replace(item, descriptor=descriptor)
-
-
-def changed(item: PendingInterrupt, **changes: Any) -> PendingInterrupt:
-    descriptor = {**item.descriptor, **changes}
-    descriptor = {key: value for key, value in descriptor.items() if value is not UNSET}
-    return dataclasses.replace(item, descriptor=descriptor)
-
-
-def validate(
-    pending: Sequence[PendingInterrupt], entries: Sequence[Mapping[str, Any]], **options: Any
-) -> ResumeState:
-    given: dict[str, Any] = {"tools": TOOLS, "definitions": DEFINITIONS, "now_ms": NOW, **options}
-    return validate_resume(
-        thread_id="t",
-        interrupted_run_id="r1",
-        pending=pending,
-        entries=entries,
-        **given,
-    )
-
-
-def refused(
-    pending: Sequence[PendingInterrupt], entries: Sequence[Any], **options: Any
-) -> list[dict[str, Any]]:
-    with pytest.raises(InterruptResumeError) as caught:
-        validate(pending, entries, **options)
-    return [dict(error) for error in caught.value.errors]
-
-
-def codes(
-    pending: Sequence[PendingInterrupt], entries: Sequence[Any], **options: Any
-) -> list[tuple[str, str]]:
-    """``(interrupt id, code)`` of the item errors, then ``("batch", code)``."""
-    return [
-        (error.get("interruptId", "batch"), error["code"])
-        for error in refused(pending, entries, **options)
-    ]
-
-
-def one(item: PendingInterrupt, entry: Any, **options: Any) -> tuple[str, str]:
-    """Code and source of the one item error; the batch error that goes with it is checked."""
-    item_error, batch = refused([item], [entry], **options)
-    assert batch["code"] == "item-validation-failed"
-    assert (item_error["scope"], batch["scope"]) == ("item", "batch")
-    assert item_error["interruptId"] == item.interrupt_id
-    return item_error["code"], item_error["source"]
-
-
-def resolved(interrupt_id: str, payload: Any = UNSET, **more: Any) -> dict[str, Any]:
-    entry = {"interruptId": interrupt_id, "status": "resolved", **more}
-    return entry if payload is UNSET else {**entry, "payload": payload}
-
+from .kit import (
+    ANY,
+    BARE,
+    CLI,
+    DEFINITIONS,
+    DEL,
+    FREE,
+    NOW,
+    OK,
+    PAY,
+    PLAN,
+    SHOWN,
+    TWO,
+    WHY,
+    N,
+    asks,
+    changed,
+    codes,
+    one,
+    question,
+    refused,
+    resolved,
+    validate,
+    waits,
+    with_binding,
+)
 
 # ------------------------------------------------------------------------ what is accepted
 
@@ -528,275 +438,6 @@ def test_what_a_question_needs_is_said_in_one_sentence() -> None:
     assert "have changed" in str(check_generic(binding, item.descriptor, drifted))
     hidden = {**item.descriptor, "metadata": {}}
     assert "is missing" in str(check_generic(binding, hidden, DEFINITIONS))
-
-
-# -------------------------------------------------------------- V10 to V17: what is answered
-
-
-@pytest.mark.parametrize("response", [None, 1, "x", [], {}, {"ok": "yes"}, {"ok": float("nan")}])
-def test_v10_a_response_that_breaks_its_schema(response: Any) -> None:
-    assert one(question(), resolved("g0", response)) == ("invalid-payload", "client")
-
-
-def test_v10_a_response_is_held_to_the_type_of_its_definition() -> None:
-    class Even(BaseModel):
-        number: int
-
-        @model_validator(mode="after")
-        def even(self) -> Even:
-            if self.number % 2:
-                raise ValueError("must be even")
-            return self
-
-    definition = define_interrupt("even", response=Even)
-    given = {"definitions": {"even": definition}}
-    assert validate([question(definition)], [resume_answer("g0", {"number": 2})], **given).generic
-    (item, _) = refused([question(definition)], [resume_answer("g0", {"number": 3})], **given)
-    assert item["code"] == "invalid-payload"
-    assert "must be even" in item["message"]
-
-
-@pytest.mark.parametrize("item", [asks(DEL), waits(CLI)], ids=["approval", "client tool"])
-def test_v11_a_tool_that_is_gone(item: PendingInterrupt) -> None:
-    assert one(item, resolved(item.interrupt_id, True), tools={}) == ("stale", "server")  # noqa: FBT003
-    cancelled = validate([item], [resume_cancel(item.interrupt_id)], tools={})
-    assert len(cancelled.cancelled) == 1
-
-
-@pytest.mark.parametrize(
-    "now",
-    [client_tool("cli"), client_tool("cli", output_schema=P), server("cli", output_schema=N)],
-)
-def test_v12_a_client_tool_with_another_output_schema(now: Tool) -> None:
-    entry = resume_output("client_tool_k1", {"n": "x"})
-    assert one(waits(CLI), entry, tools={"cli": now}) == ("stale", "server")
-    assert validate([waits(CLI)], [resume_cancel("client_tool_k1")], tools={"cli": now}).cancelled
-
-
-@pytest.mark.parametrize(
-    "now",
-    [
-        server("del"),
-        server("del", input_schema=N),
-        server("del", input_schema=P, approval_schema=N),
-        server("del", input_schema=P, approval_schema={"reject": N}),
-        server("del", input_schema=P, input_schema_hash="sha256:x"),
-    ],
-)
-def test_v13_a_tool_with_other_schemas(now: Tool) -> None:
-    entry = resume_approve("approval_c1")
-    assert one(asks(DEL), entry, tools={"del": now}) == ("stale", "server")
-    assert validate([asks(DEL)], [resume_cancel("approval_c1")], tools={"del": now}).cancelled
-
-
-def test_v13_a_tool_that_needs_no_approval_any_more_is_still_decided() -> None:
-    now = define_tool(name="del", execute=lambda args: args, input_schema=P)
-    assert validate([asks(DEL)], [resume_deny("approval_c1")], tools={"del": now}).approvals
-
-
-@pytest.mark.parametrize(
-    ("output", "path"),
-    [({"n": 1}, ["n"]), ("x", None), (None, None), ({}, None), ({"error": "boom"}, None)],
-)
-def test_v14_an_output_that_breaks_its_schema(output: Any, path: list[str] | None) -> None:
-    item, batch = refused([waits(CLI)], [resolved("client_tool_k1", output)])
-    assert (item["code"], item["source"]) == ("invalid-tool-output", "client")
-    assert item.get("path") == path
-    assert batch["code"] == "item-validation-failed"
-
-
-@pytest.mark.parametrize("output", [float("nan"), {"n": {1, 2}}, object()])
-def test_v14_an_output_that_is_no_json(output: Any) -> None:
-    entry = resolved("client_tool_k1", output)
-    assert one(waits(FREE), entry) == ("invalid-tool-output", "client")
-
-
-@pytest.mark.parametrize(
-    "payload",
-    [None, "yes", 1, 0, [], {}, {"approved": None}, {"approved": 1}, {"approved": "true"}],
-)
-def test_v15_an_answer_that_says_neither_yes_nor_no(payload: Any) -> None:
-    assert one(asks(DEL), resolved("approval_c1", payload)) == ("invalid-payload", "client")
-
-
-def test_v15_an_approval_without_a_payload_says_nothing() -> None:
-    assert one(asks(DEL), resolved("approval_c1")) == ("invalid-payload", "client")
-
-
-@pytest.mark.parametrize(
-    ("item", "payload"),
-    [
-        (asks(PAY), True),
-        (asks(PAY), {"approved": True}),
-        (asks(PAY), {"approved": True, "payload": {"n": 1}}),
-        (asks(PAY), {"approved": True, "payload": None}),
-        (asks(PAY), {"approved": False, "payload": {"n": "x"}}),
-        (asks(WHY), False),
-        (asks(WHY), {"approved": False, "payload": {}}),
-        (asks(BARE), {"approved": True, "payload": 1}),
-        (asks(BARE), {"approved": True, "payload": None}),
-        (asks(BARE), {"approved": True, "extra": 1}),
-        (asks(DEL), {"approved": False, "editedArgs": {"p": "x"}}),
-    ],
-)
-def test_v16_an_envelope_that_breaks_its_branch(item: PendingInterrupt, payload: Any) -> None:
-    assert one(item, resolved("approval_c1", payload)) == ("invalid-payload", "client")
-
-
-@pytest.mark.parametrize(
-    ("item", "edited_args"),
-    [
-        (asks(BARE), {"p": "x"}),
-        (asks(DEL), {"p": 1}),
-        (asks(DEL), {}),
-        (asks(DEL), None),
-        (asks(DEL), "text"),
-        (asks(DEL), {"p": "x", "q": 1}),
-    ],
-)
-def test_v17_edited_arguments_that_the_tool_does_not_take(
-    item: PendingInterrupt, edited_args: Any
-) -> None:
-    entry = resolved("approval_c1", {"approved": True, "editedArgs": edited_args})
-    assert one(item, entry) == ("invalid-edited-args", "client")
-
-
-def test_v17_edited_arguments_of_a_python_function_are_bound_to_it() -> None:
-    from chatkeep.engine.tools import tool
-
-    @tool(needs_approval=True)
-    def add(a: int, b: int) -> int:
-        return a + b
-
-    item, given = asks(add), {"tools": {"add": add}}
-    edited = resume_approve("approval_c1", edited_args={"a": 1, "b": 2})
-    assert validate([item], [edited], **given).approvals["c1"].edited_args == {"a": 1, "b": 2}
-    wrong = resume_approve("approval_c1", edited_args={"a": 1})
-    assert one(item, wrong, **given) == ("invalid-edited-args", "client")
-
-
-def test_a_bad_payload_and_bad_edited_arguments_are_both_said() -> None:
-    entry = resolved("approval_c1", {"approved": True, "editedArgs": {}, "payload": {}})
-    assert codes([asks(PAY)], [entry]) == [
-        ("approval_c1", "invalid-payload"),
-        ("approval_c1", "invalid-edited-args"),
-        ("batch", "item-validation-failed"),
-    ]
-
-
-# ------------------------------------------------------------------------------ V19, proofs
-
-
-class Moody(BaseModel):
-    value: Any = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def breaks(cls, data: Any) -> Any:
-        raise KeyError(f"not prepared for {data!r}")
-
-
-def test_v19_a_validator_that_breaks(caplog: pytest.LogCaptureFixture) -> None:
-    definition = define_interrupt("moody", response=Moody)
-    entry = resume_answer("g0", {})
-    answer = one(question(definition), entry, definitions={"moody": definition})
-    assert answer == ("invalid-response-schema", "server")
-    assert "could not be checked" in caplog.text
-
-
-def test_v19_a_schema_that_cannot_be_applied() -> None:
-    lost = client_tool("cli", output_schema={"$ref": "#/nowhere"})
-    given = {"tools": {"cli": lost}}
-    answer = one(waits(lost), resume_output("client_tool_k1", {"n": "x"}), **given)
-    assert answer == ("invalid-response-schema", "server")
-
-
-def test_a_client_tool_that_needs_an_approval_takes_no_output_without_one() -> None:
-    entry = resume_output("client_tool_k1", 1)
-    assert one(waits(TWO), entry) == ("stale", "server")
-    denied = waits(TWO, decision=Decision(approved=False))
-    assert one(denied, entry) == ("stale", "server")
-
-
-def test_the_approval_of_a_client_tool_is_part_of_the_state() -> None:
-    decision = Decision(approved=True, edited_args={"p": "b"}, proof={"v": 1})
-    state = validate([waits(TWO, decision=decision)], [resume_output("client_tool_k1", 1)])
-    assert state.approvals == {"k1": decision}
-    assert state.client_results == {"k1": 1}
-
-
-def test_only_the_approval_of_a_client_tool_is_proved() -> None:
-    entry = resume_approve("approval_c1", edited_args={"p": "b"})
-    decision = validate([asks(TWO)], [entry]).approvals["c1"]
-    assert decision.proof == approval_proof(asks(TWO).descriptor, decision)
-    assert decision.edited_args == {"p": "b"}
-    assert validate([asks(DEL)], [entry]).approvals["c1"].proof is None
-    assert validate([asks(TWO)], [resume_deny("approval_c1")]).approvals["c1"].proof is None
-
-
-# ----------------------------------------------------------------------- records of old times
-
-
-def unbound(**descriptor: Any) -> PendingInterrupt:
-    whole = {"id": "i", "reason": "r", "message": "m", **descriptor}
-    return PendingInterrupt(interrupt_id="i", run_id="r1", descriptor=whole)
-
-
-@pytest.mark.parametrize(
-    "marks",
-    [{"metadata": {"kind": "approval"}}, {"reason": "approval_required"}],
-)
-def test_an_approval_without_a_binding_needs_a_clear_yes(marks: dict[str, Any]) -> None:
-    item = unbound(toolCallId="c1", **marks)
-    for payload, approved in (
-        (True, True),
-        ({"approved": True}, True),
-        (False, False),
-        ({"approved": "yes"}, False),
-        ({}, False),
-        (None, False),
-        ("yes", False),
-    ):
-        state = validate([item], [resolved("i", payload)])
-        assert state.approvals == {"c1": Decision(approved=approved)}
-    assert validate([item], [resume_cancel("i")]).cancelled == {"c1"}
-
-
-@pytest.mark.parametrize(
-    "marks",
-    [
-        {"metadata": {"kind": "client_tool", "toolName": "cli"}},
-        {"reason": "client_tool_input"},
-        {"reason": "tanstack:client_tool_execution"},
-    ],
-)
-def test_a_client_tool_without_a_binding_has_its_output(marks: dict[str, Any]) -> None:
-    item = unbound(toolCallId="k1", **marks)
-    state = validate([item], [resume_output("i", {"n": "x"})])
-    assert state.client_results == {"k1": {"n": "x"}}
-    assert validate([item], [resume_error("i", "no")]).client_errors == {"k1": "no"}
-
-
-def test_the_output_of_an_unbound_client_tool_is_checked_where_the_tool_is_known() -> None:
-    item = unbound(toolCallId="k1", metadata={"kind": "client_tool", "toolName": "cli"})
-    assert one(item, resume_output("i", 1)) == ("invalid-tool-output", "client")
-
-
-def test_an_unbound_record_of_another_kind_only_names_its_call() -> None:
-    item = unbound(toolCallId="c1")
-    assert validate([item], [resolved("i", payload=True)]) == ResumeState(interrupted_run_id="r1")
-    assert validate([item], [resume_cancel("i")]).cancelled == {"c1"}
-
-
-def test_an_opaque_record_is_settled_and_says_nothing() -> None:
-    item = PendingInterrupt(interrupt_id="i", run_id="r1", descriptor={"whatever": 1})
-    for entry in (resolved("i", {"approved": True}), resume_cancel("i")):
-        assert validate([item], [entry]) == ResumeState(interrupted_run_id="r1")
-    assert codes([item], []) == [
-        ("i", "unknown-interrupt"),
-        ("batch", "incomplete-batch"),
-        ("batch", "item-validation-failed"),
-    ]
 
 
 # ------------------------------------------------------------------------------- the errors

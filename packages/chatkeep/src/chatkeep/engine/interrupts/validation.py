@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final, cast
 
 from chatkeep.codec import normalize
@@ -22,6 +23,7 @@ from chatkeep.engine.interrupts.bindings import (
     parse_binding,
 )
 from chatkeep.engine.interrupts.canonical import schema_hash
+from chatkeep.engine.interrupts.decisions import read_decision
 from chatkeep.engine.interrupts.definitions import InterruptDefinition, iso_ms
 from chatkeep.engine.interrupts.descriptors import (
     approval_hash,
@@ -38,14 +40,13 @@ from chatkeep.engine.interrupts.resume import (
     ResumeState,
 )
 from chatkeep.engine.schema import Problem
-from chatkeep.engine.tools import InvalidArguments, Tool
+from chatkeep.engine.tools import Tool
 from chatkeep.errors import InvalidValue
 from chatkeep.records import UNSET
 
 __all__ = ["check_generic", "may_be_missing", "validate_resume"]
 
 _LOG: Final = logging.getLogger("chatkeep.engine")
-_ENVELOPE: Final = frozenset({"approved", "editedArgs", "payload"})
 
 
 def validate_resume(
@@ -313,10 +314,8 @@ class _Reader:
             if drift is not None:
                 self._refuse(name, "stale", drift, source="server")
                 return
-            response = self._json(name, entry.get("payload"), "invalid-payload")
-            if isinstance(response, Problem):
-                return
-            problem = self._definitions[binding.definition_id].response_problem(response)
+            definition = self._definitions[binding.definition_id]
+            response, problem = _response(definition, entry.get("payload"))
             if problem is not None:
                 self._invalid(name, "invalid-payload", "The answer does not fit", problem)
                 return
@@ -346,76 +345,18 @@ class _Reader:
         if tool is None:
             self._stale_tool(name, binding, "is not registered here")
             return
-        if binding.input_schema_hash != input_hash(
-            tool
-        ) or binding.approval_schema_hash != approval_hash(tool):
+        asked = (binding.input_schema_hash, binding.approval_schema_hash)
+        if asked != (input_hash(tool), approval_hash(tool)):
             self._stale_tool(name, binding, "has other schemas now")
             return
-        said = self._json(name, entry.get("payload"), "invalid-payload")
-        if isinstance(said, Problem):
-            return
-        if isinstance(said, bool):
-            said = {"approved": said}
-        decision = self._decision(name, tool, said)
-        if decision is None:
+        decision = read_decision(tool, entry.get("payload"))
+        if isinstance(decision, list):
+            for fault in decision:
+                self._invalid(name, fault.code, "The decision", fault.problem)
             return
         if decision.approved and tool.is_client:
-            proof = approval_proof(item.descriptor, decision)
-            decision = Decision(
-                approved=True,
-                edited_args=decision.edited_args,
-                payload=decision.payload,
-                proof=proof,
-            )
+            decision = replace(decision, proof=approval_proof(item.descriptor, decision))
         self._approvals[binding.tool_call_id] = decision
-
-    def _decision(self, name: str, tool: Tool, said: Any) -> Decision | None:
-        approved = cast("dict[str, Any]", said).get("approved") if isinstance(said, dict) else None
-        if not isinstance(approved, bool) or not cast("dict[str, Any]", said).keys() <= _ENVELOPE:
-            message = f"The answer to {named(name)} is neither a boolean nor {{approved: boolean}}."
-            self._refuse(name, "invalid-payload", message)
-            return None
-        envelope = cast("dict[str, Any]", said)
-        edited_args = envelope.get("editedArgs", UNSET)
-        payload = envelope.get("payload", UNSET)
-        good = self._check_branch(name, tool, payload, approved=approved)
-        if edited_args is not UNSET:
-            good = self._check_edited(name, tool, edited_args, approved=approved) and good
-        if not good:
-            return None
-        return Decision(approved=approved, edited_args=edited_args, payload=payload)
-
-    def _check_branch(self, name: str, tool: Tool, payload: Any, *, approved: bool) -> bool:
-        branch = tool.approval_branches[0 if approved else 1]
-        word = "approval" if approved else "refusal"
-        if branch is None and payload is not UNSET:
-            self._refuse(name, "invalid-payload", f"The {word} of {named(name)} takes no payload.")
-        elif branch is not None and payload is UNSET:
-            self._refuse(name, "invalid-payload", f"The {word} of {named(name)} needs a payload.")
-        else:
-            problem = (
-                None if payload is UNSET else tool.approval_problem(payload, approved=approved)
-            )
-            if problem is None:
-                return True
-            self._invalid(name, "invalid-payload", f"The payload of the {word}", problem)
-        return False
-
-    def _check_edited(self, name: str, tool: Tool, edited_args: Any, *, approved: bool) -> bool:
-        if not approved:
-            message = f"The refusal of {named(name)} cannot edit arguments."
-            self._refuse(name, "invalid-payload", message)
-            return False
-        if tool.input_schema is None:
-            message = f"Tool {tool.name} has no input schema: its arguments cannot be edited."
-            self._refuse(name, "invalid-edited-args", message)
-            return False
-        try:
-            tool.check_input(edited_args)
-        except InvalidArguments as error:
-            self._invalid(name, "invalid-edited-args", "Edited arguments", Problem(str(error)))
-            return False
-        return True
 
     # ---------------------------------------------------------------------- client tools
 
@@ -477,15 +418,6 @@ class _Reader:
             tool = self._tools.get(tool_name) if isinstance(tool_name, str) else None
             self._take_output(item.interrupt_id, tool, call_id, entry)
 
-    def _json(self, name: str, value: Any, code: ItemCode) -> Any:
-        """``value`` as JSON; a :class:`Problem`, already collected, when it is none."""
-        try:
-            return normalize(value, "$.payload")
-        except InvalidValue as error:
-            problem = Problem(str(error))
-            self._invalid(name, code, "The answer", problem)
-            return problem
-
     def _invalid(self, name: str, code: ItemCode, what: str, problem: Problem) -> None:
         message = f"{what} ({named(name)}): {problem}"
         if problem.broken:
@@ -500,6 +432,15 @@ def _well_formed(entries: Sequence[Mapping[str, Any]]) -> bool:
         and isinstance(cast("Mapping[str, Any]", entry).get("interruptId"), str)
         for entry in cast("Sequence[object]", entries)
     )
+
+
+def _response(definition: InterruptDefinition, payload: Any) -> tuple[Any, Problem | None]:
+    """An answer as JSON, and what is wrong with it."""
+    try:
+        response = normalize(payload, "$.payload")
+    except InvalidValue as error:
+        return None, Problem(str(error))
+    return response, definition.response_problem(response)
 
 
 def _same_schema(descriptor: Mapping[str, Any], binding: Binding) -> bool:
