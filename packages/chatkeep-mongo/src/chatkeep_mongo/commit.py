@@ -1,0 +1,430 @@
+"""A commit: documents that nobody sees yet, then one update of the head, then the redo record.
+
+1. The head is read, at rest, and everything is judged.
+2. What the commit adds is stored: messages at the head's next numbers, a cut's record, the claim on
+   a new run's id, bodies in pieces. Nobody reads any of it.
+3. The head is updated, if its stamp is still the one that was read: **that is the commit**. With
+   it goes the redo record: the run, interrupts and UI rows as they are afterwards.
+4. The redo record is done and cleared. A crash before that leaves it to whoever comes next.
+
+If step 3 finds another stamp, another writer was faster: all is judged again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+
+from chatkeep.errors import ChatkeepError
+from chatkeep.records import UNSET, RunPatch, RunRecord
+from chatkeep.stores import RunStart, TurnReceipt
+from chatkeep_mongo.bodies import Patience, Torn, put_body, together
+from chatkeep_mongo.claims import claim_run
+from chatkeep_mongo.decide import (
+    ChangedInterrupt,
+    RunDecision,
+    check_activities,
+    check_transcript,
+    decide_interrupts,
+    decide_run,
+)
+from chatkeep_mongo.driver import Driver
+from chatkeep_mongo.encoded import EncodedCommit
+from chatkeep_mongo.found import Found, find_head
+from chatkeep_mongo.head import (
+    REMEMBERED,
+    Head,
+    commit_line,
+    new_born,
+    new_head,
+    new_head_document,
+    new_stamp,
+    receipt_of,
+)
+from chatkeep_mongo.layout import ACTIVITIES, CUTS, ENTRIES, PIECES, THREADS, Document
+from chatkeep_mongo.ranges import flatten
+from chatkeep_mongo.redo import (
+    apply_redo,
+    back_off,
+    clear_redo,
+    delete_documents,
+    stage_redo,
+)
+from chatkeep_mongo.rows import (
+    OPEN,
+    activity_document,
+    body_of_run,
+    entry_document,
+    interrupt_document,
+    run_fields,
+    run_of,
+)
+from chatkeep_mongo.transcript import Rewritten, rewrite
+
+__all__ = ["commit_turn", "write_head"]
+
+
+@dataclass(slots=True)
+class _Plan:
+    """What a commit does, judged against ``before``."""
+
+    before: Head
+    after: Head
+    receipt: TurnReceipt
+    redo: Document
+    now: int
+    rewritten: Rewritten
+    entries: list[Document]
+    pieces: list[Document]
+
+
+async def commit_turn(db: Driver, encoded: EncodedCommit) -> TurnReceipt:
+    """Apply a commit, or raise what refuses it and change nothing that anybody sees.
+
+    Raises:
+        RunConflict, InterruptConflict, ThreadConflict: in this order.
+    """
+    fresh = new_head(encoded.scope, encoded.commit.thread_id)
+    places: set[str] = set()
+    patience = Patience(f"thread {encoded.commit.thread_id!r}")
+    for attempt in count():
+        if attempt:
+            await back_off(attempt)
+        try:
+            receipt = await _attempt(db, encoded, fresh, places, patience, attempt)
+        except ChatkeepError:
+            await _tidy(db, encoded.thread_key, places)
+            raise
+        if receipt is not None:
+            if len(places) > 1:
+                await _tidy(db, encoded.thread_key, places)
+            return receipt
+    raise AssertionError("unreachable")
+
+
+async def _tidy(db: Driver, key: str, places: set[str]) -> None:
+    """Delete what this commit stored in incarnations of the thread other than the living one:
+    none of them can come to life any more."""
+    if places:
+        found = await db.find(THREADS, {"_id": key}, {"t": 1})
+        for t in places - {row["t"] for row in found}:
+            await delete_documents(db, t)
+
+
+async def _attempt(
+    db: Driver,
+    encoded: EncodedCommit,
+    fresh: Head,
+    places: set[str],
+    patience: Patience,
+    attempt: int,
+) -> TurnReceipt | None:
+    """The receipt; None if another writer was faster.
+
+    Args:
+        db: the database.
+        encoded: the commit.
+        fresh: the head to write if there is none.
+        places: incarnations in which something was stored; added to.
+        patience: with documents that are out of step.
+        attempt: how often this was in vain.
+    """
+    commit = encoded.commit
+    found = await find_head(
+        db,
+        encoded.thread_key,
+        commit.thread_id,
+        run_key=encoded.run_key,
+        mark=encoded.mark,
+        to_write=True,
+    )
+    head = found.head or fresh
+    if found.line is not None:
+        known = receipt_of(found.line, commit.thread_id)
+        run = run_of(found.run) if found.run is not None and commit.run is not None else None
+        return replace(known, run=run)
+    try:
+        plan = await _plan(db, encoded, head, found)
+    except Torn as error:
+        patience.torn(error, head.stamp)
+        return None
+    if plan.entries or plan.pieces or plan.rewritten.cut is not None or plan.receipt.created_run:
+        places.add(head.t)
+    if not await _store_unseen(db, encoded, plan, attempt):
+        return None
+    redo, staged = stage_redo(plan.redo, t=head.t, name=_redo_name(encoded, plan))
+    if staged:
+        await db.insert_missing(PIECES, staged)
+    line = commit_line(encoded.mark, plan.receipt)
+    change: Document = {"updated_at": plan.now}
+    if not head.exists:
+        change |= new_head_document(head, encoded.scope, commit.thread_id, plan.now)
+    if plan.rewritten.oldest_changed:
+        change["oldest_cut"] = plan.rewritten.oldest
+    if not await write_head(db, head, plan.after, redo if _has_work(redo) else None, change, line):
+        return None
+    if _has_work(redo):
+        await apply_redo(db, head.t, plan.redo)
+        await clear_redo(db, head.key, plan.after.stamp, head.t, redo)
+    return plan.receipt
+
+
+async def write_head(
+    db: Driver,
+    before: Head,
+    after: Head,
+    redo: Document | None,
+    change: Document,
+    line: Document | None = None,
+) -> bool:
+    """Put ``after`` in the place of ``before``; False if that is no longer what is stored.
+
+    Args:
+        db: the database.
+        before: the head as read.
+        after: the head to write, with a new stamp.
+        redo: what is left to be done.
+        change: more fields to set; ``oldest_cut`` None removes it.
+        line: the commit to remember.
+    """
+    fields: Document = {**change, "redo": redo}
+    removed = [name for name in ("oldest_cut",) if name in fields and fields[name] is None]
+    for name in removed:
+        del fields[name]
+    if not before.stamp:
+        document = {**after.changes(), **fields, "commits": [] if line is None else [line]}
+        return await db.insert(THREADS, [document])
+    was = before.changes()
+    fields |= {name: value for name, value in after.changes().items() if value != was[name]}
+    fields.pop("_id", None)
+    update: Document = {"$set": fields}
+    if line is not None:
+        update["$push"] = {"commits": {"$each": [line], "$position": 0, "$slice": REMEMBERED}}
+    if removed:
+        update["$unset"] = dict.fromkeys(removed, "")
+    return await db.update(THREADS, {"_id": before.key, "stamp": before.stamp}, update)
+
+
+# --------------------------------------------------------------------------- judgements
+
+
+async def _plan(db: Driver, encoded: EncodedCommit, head: Head, found: Found) -> _Plan:
+    decided = await decide_run(db, encoded, head, found)
+    interrupts = await decide_interrupts(db, encoded, head, found.now)
+    check_activities(encoded, head)
+    check_transcript(encoded, head)
+
+    rewritten = await rewrite(db, encoded, head, found.now)
+    redo: Document = {"version": head.version + 1}
+    pieces: list[Document] = []
+    if rewritten.erased:
+        redo["erase"] = flatten(rewritten.erased)
+    if rewritten.changed_cut is not None:
+        redo["cuts"] = [rewritten.changed_cut]
+    if rewritten.dropped_cuts:
+        redo["drop_cuts"] = rewritten.dropped_cuts
+    _redo_run(encoded, head, decided, found.now, redo, pieces)
+    stale = [*rewritten.stale, *_redo_interrupts(encoded, head, interrupts, redo, pieces)]
+    stale += await _redo_activities(db, encoded, head, redo, pieces)
+    if stale:
+        redo["drop_pieces"] = stale
+
+    entries: list[Document] = []
+    for number, entry in rewritten.entries:
+        document, parts = entry_document(head.t, number, entry, encoded.mark)
+        entries.append(document)
+        pieces += parts
+    after = _counted(rewritten.head, encoded, decided, interrupts)
+    return _Plan(
+        before=head,
+        after=replace(
+            after,
+            stamp=new_stamp(),
+            version=head.version + 1,
+            big=head.big or bool(pieces),
+        ),
+        receipt=TurnReceipt(
+            revision=after.revision,
+            newest=after.newest,
+            numbers=rewritten.numbers,
+            run=decided.run,
+            created_run=decided.created,
+            cut_id=rewritten.cut_id,
+        ),
+        redo=redo,
+        now=found.now,
+        rewritten=rewritten,
+        entries=entries,
+        pieces=pieces,
+    )
+
+
+def _counted(
+    head: Head,
+    encoded: EncodedCommit,
+    decided: RunDecision,
+    interrupts: Sequence[ChangedInterrupt],
+) -> Head:
+    """``head`` with its counters as they are after the commit."""
+    write = encoded.commit.activities
+    run, stored = decided.run, decided.stored
+    opened = 0
+    if run is not None:
+        opened = (run.status in OPEN) - (stored is not None and stored.status in OPEN)
+    pending = sum(
+        (entry.record.status == "pending")
+        - (entry.stored is not None and entry.stored["status"] == "pending")
+        for entry in interrupts
+    )
+    return replace(
+        head,
+        runs=head.runs + decided.created,
+        open=head.open + opened,
+        interrupts=head.interrupts + sum(entry.stored is None for entry in interrupts),
+        pending=head.pending + pending,
+        activities=head.activities if write is None else write.length,
+    )
+
+
+def _redo_run(
+    encoded: EncodedCommit,
+    head: Head,
+    decided: RunDecision,
+    now: int,
+    redo: Document,
+    pieces: list[Document],
+) -> None:
+    commit, run = encoded.commit, decided.run
+    drop_draft = commit.drop_draft and commit.run_id is not None
+    if run is None and not drop_draft:
+        return
+    fields: Document = {}
+    unset: list[str] = []
+    if run is not None:
+        fields = run_fields(run, encoded.scope)
+        pieces += put_body(
+            fields, body_of_run(run), t=head.t, piece=f"r{encoded.run_key}.{encoded.mark}"
+        )
+        unset += ["piece", "parts"] if "body" in fields else ["body"]
+        if decided.created:
+            fields["born"] = new_born(now)
+        _set_lease(commit.run, run, fields, unset)
+    if drop_draft:
+        unset += ["draft", "draft_at", "draft_piece", "draft_parts"]
+    redo["run"] = {"_id": encoded.run_key, "set": fields, "unset": unset}
+
+
+def _set_lease(
+    part: RunStart | RunPatch | None, run: RunRecord, fields: Document, unset: list[str]
+) -> None:
+    """The lease, where the commit changes it: else it is the renewals' alone."""
+    if isinstance(part, RunPatch) and part.lease is UNSET:
+        return
+    if run.lease is None:
+        unset += ["lease_token", "lease_until"]
+    else:
+        fields |= {"lease_token": run.lease.token, "lease_until": run.lease.until}
+
+
+def _redo_interrupts(
+    encoded: EncodedCommit,
+    head: Head,
+    interrupts: Sequence[ChangedInterrupt],
+    redo: Document,
+    pieces: list[Document],
+) -> list[str]:
+    """Put the interrupts into ``redo``; the pieces that nobody needs afterwards."""
+    documents: list[Document] = []
+    stale: list[str] = []
+    for entry in interrupts:
+        document, parts = interrupt_document(
+            head.t, entry.record, mark=encoded.mark, place=entry.place
+        )
+        documents.append(document)
+        pieces += parts
+        if entry.stored is not None and "piece" in entry.stored:
+            stale.append(entry.stored["piece"])
+    if documents:
+        redo["interrupts"] = documents
+    return stale
+
+
+async def _redo_activities(
+    db: Driver, encoded: EncodedCommit, head: Head, redo: Document, pieces: list[Document]
+) -> list[str]:
+    """Put the UI rows into ``redo``; the pieces that nobody needs afterwards."""
+    write = encoded.commit.activities
+    if write is None or not (encoded.activities or write.length < head.activities):
+        return []
+    documents: list[Document] = []
+    for position, body in sorted(encoded.activities.items()):
+        document, parts = activity_document(head.t, position, body, encoded.mark)
+        documents.append(document)
+        pieces += parts
+    redo["activities"] = {"put": documents, "length": write.length, "had": head.activities}
+    if not head.big:
+        return []
+    rows = await db.find(
+        ACTIVITIES, {"t": head.t, "piece": {"$exists": True}}, {"position": 1, "piece": 1}
+    )
+    return [
+        row["piece"]
+        for row in rows
+        if row["position"] in encoded.activities or row["position"] >= write.length
+    ]
+
+
+def _has_work(redo: Document) -> bool:
+    """Whether a redo record says more than its version."""
+    return len(redo) > 1
+
+
+def _redo_name(encoded: EncodedCommit, plan: _Plan) -> str:
+    return f"redo.{plan.after.stamp}.{encoded.mark}"
+
+
+# ------------------------------------------------------------------------- before the head
+
+
+async def _store_unseen(db: Driver, encoded: EncodedCommit, plan: _Plan, attempt: int) -> bool:
+    """Store what the commit adds; False if that met something, and all must be judged again."""
+    works: list[Awaitable[bool]] = []
+    if plan.pieces:
+        works.append(_insert_pieces(db, plan.pieces))
+    if plan.rewritten.cut is not None:
+        works.append(db.insert(CUTS, [plan.rewritten.cut]))
+    if plan.entries:
+        works.append(_insert_entries(db, plan, attempt))
+    if plan.receipt.created_run and plan.receipt.run is not None:
+        works.append(claim_run(db, encoded.scope, plan.before, plan.receipt.run))
+    return not works or all(await together(*works))
+
+
+async def _insert_pieces(db: Driver, pieces: Sequence[Document]) -> bool:
+    await db.insert_missing(PIECES, pieces)
+    return True
+
+
+async def _insert_entries(db: Driver, plan: _Plan, attempt: int) -> bool:
+    """Insert the messages at the next numbers.
+
+    Messages that stand there already are this commit's own, from an earlier attempt; or another
+    writer's, who is about to commit; or they were left behind by one that crashed.
+    """
+    if await db.insert(ENTRIES, plan.entries):
+        return True
+    head, entries = plan.before, plan.entries
+    first = entries[0]["n"]
+    fields = {"n": 1, "mark": 1, "digest": 1}
+    stored = await db.find(ENTRIES, {"t": head.t, "n": {"$gte": first}}, fields)
+    wanted = {entry["n"]: (entry["mark"], entry["digest"]) for entry in entries}
+    there = {row["n"]: (row["mark"], row["digest"]) for row in stored if row["n"] in wanted}
+    if all(wanted[number] == there[number] for number in there):
+        missing = [entry for entry in entries if entry["n"] not in there]
+        return not missing or await db.insert(ENTRIES, missing)
+    if attempt and head.stamp:
+        # It has not moved for a while: leave these numbers to whoever took them.
+        behind = replace(head, stamp=new_stamp(), next=max(row["n"] for row in stored) + 1)
+        await write_head(db, head, behind, None, {})
+    return False

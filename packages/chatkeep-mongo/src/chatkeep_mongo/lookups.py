@@ -1,0 +1,198 @@
+"""Drafts, leases, and finding runs from other places than their thread."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import count
+
+from chatkeep.codec import encode
+from chatkeep.records import ModelMessage, RunRecord
+from chatkeep.rules import check_writer, renewed_run
+from chatkeep.scope import Scope
+from chatkeep.stores import LostRun
+from chatkeep_mongo.bodies import INLINE, drop_pieces, split_pieces
+from chatkeep_mongo.commit import write_head
+from chatkeep_mongo.driver import Driver
+from chatkeep_mongo.found import Found, find_head, find_runs
+from chatkeep_mongo.head import new_stamp
+from chatkeep_mongo.layout import PIECES, RUNS, THREADS, Document, owner_key, run_key, thread_key
+from chatkeep_mongo.redo import apply_redo, back_off, clear_redo
+from chatkeep_mongo.rows import OPEN, draft_of, run_of
+
+__all__ = [
+    "find_run",
+    "list_child_runs",
+    "list_lost",
+    "list_reclaimable",
+    "renew_lease",
+    "save_draft",
+]
+
+_UNDONE_AT_ONCE = 1000
+_NOW: Document = {"$toLong": "$$NOW"}
+
+
+async def save_draft(
+    db: Driver,
+    scope: Scope,
+    thread_id: str,
+    run_id: str,
+    messages: Sequence[ModelMessage],
+    lease_token: str | None,
+) -> None:
+    """Put the draft into the run's document: one command that checks and writes. It touches no
+    head: it conflicts with nobody."""
+    body = encode(list(messages), "messages")
+    key = run_key(scope, run_id)
+    open_run: Document = {
+        "_id": key,
+        "thread": thread_key(scope, thread_id),
+        "status": {"$in": OPEN},
+    }
+    if lease_token is not None:
+        open_run["lease_token"] = lease_token
+    for attempt in count():
+        if attempt:
+            await back_off(attempt)
+        change = await _draft_change(db, key, body)
+        if change is not None:
+            was = await db.change(
+                RUNS, open_run, change, {"t": 1, "draft_piece": 1}, after=False, durable=False
+            )
+            if was is not None:
+                await drop_pieces(db, was["t"], [was[n] for n in ("draft_piece",) if n in was])
+                return
+        found = await find_head(db, thread_key(scope, thread_id), thread_id, run_key=key)
+        check_writer(_own(found), run_id, thread_id, lease_token)
+
+
+async def _draft_change(db: Driver, key: str, body: bytes) -> list[Document] | None:
+    """What to set in the run's document; None if there is none to belong to."""
+    fields: Document = {"draft_at": _NOW}
+    if len(body) <= INLINE:
+        fields["draft"] = {"$literal": body.decode()}
+        return [{"$set": fields}, {"$unset": ["draft_piece", "draft_parts"]}]
+    found = await db.find(RUNS, {"_id": key}, {"t": 1})
+    if not found:
+        return None
+    pieces = split_pieces(body, t=found[0]["t"], piece=f"d{key}.{new_stamp()}")
+    await db.insert_missing(PIECES, pieces)
+    fields |= {"draft_piece": {"$literal": pieces[0]["piece"]}, "draft_parts": len(pieces)}
+    return [{"$set": fields}, {"$unset": ["draft"]}]
+
+
+def _own(found: Found) -> RunRecord | None:
+    """The run that was asked for, if it is one of this thread."""
+    if found.run is None or found.head is None or found.run["t"] != found.head.t:
+        return None
+    return run_of(found.run)
+
+
+async def renew_lease(
+    db: Driver, scope: Scope, thread_id: str, run_id: str, lease_token: str, lease_ms: int
+) -> RunRecord:
+    """Extend the lease from the database's clock.
+
+    A lease that still runs is extended in the run's document alone: nobody can be taking it over.
+    One that has run out goes through the head, where whoever takes the run over has to pass too.
+    """
+    key, thread = run_key(scope, run_id), thread_key(scope, thread_id)
+    live: Document = {
+        "_id": key,
+        "thread": thread,
+        "status": {"$in": OPEN},
+        "lease_token": lease_token,
+        "$expr": {"$gt": ["$lease_until", _NOW]},
+    }
+    until = {"$set": {"lease_until": {"$add": [_NOW, lease_ms]}}}
+    if await db.update(RUNS, live, [until]):
+        # Read through the thread's head: a commit that ended or stopped the run may be half done.
+        rows = await find_runs(db, {"_id": key})
+        run = run_of(rows[0]) if rows else None
+        check_writer(run, run_id, thread_id, lease_token)
+        if run is not None:
+            return run
+    for attempt in count():
+        if attempt:
+            await back_off(attempt)
+        found = await find_head(db, thread, thread_id, run_key=key)
+        run = renewed_run(_own(found), run_id, thread_id, lease_token, lease_ms, found.now)
+        head = found.head
+        if head is None or run.lease is None:
+            raise AssertionError("renewed_run refuses an unknown run and gives a lease")
+        after = replace(head, stamp=new_stamp(), version=head.version + 1)
+        fields = {"lease_token": run.lease.token, "lease_until": run.lease.until}
+        redo: Document = {
+            "version": after.version,
+            "run": {"_id": key, "set": fields, "unset": []},
+        }
+        if await write_head(db, head, after, redo, {}):
+            await apply_redo(db, head.t, redo)
+            await clear_redo(db, head.key, after.stamp, head.t, redo)
+            return run
+    raise AssertionError("unreachable")
+
+
+# ------------------------------------------------------------------------------ look-ups
+
+
+async def find_run(db: Driver, scope: Scope, run_id: str) -> RunRecord | None:
+    """The run, in whichever thread of the scope."""
+    found = await find_runs(db, {"_id": run_key(scope, run_id)})
+    return run_of(found[0]) if found else None
+
+
+async def list_child_runs(
+    db: Driver, scope: Scope, parents: Sequence[str]
+) -> dict[str, list[RunRecord]]:
+    """Children by parent id, each ascending by start; ties in order of creation."""
+    keys = sorted({run_key(scope, parent) for parent in parents})
+    found: dict[str, list[tuple[int, int, RunRecord]]] = {}
+    for document in await find_runs(db, {"parent": {"$in": keys}}):
+        run = run_of(document)
+        row = (run.started_at, document["born"], run)
+        found.setdefault(run.parent_run_id or "", []).append(row)
+    return {
+        parent: [row[2] for row in sorted(rows, key=lambda row: row[:2])]
+        for parent, rows in found.items()
+    }
+
+
+async def list_reclaimable(
+    db: Driver, scope: Scope, detached_before: int, limit: int, every_scope: bool
+) -> list[LostRun]:
+    """Running runs detached since then, the longest first."""
+    query: Document = {
+        "status": "running",
+        "detached_since": {"$lte": detached_before},
+    }
+    if not every_scope:
+        query["owner"] = owner_key(scope)
+    return await _lost_runs(db, query, "detached_since", limit)
+
+
+async def list_lost(db: Driver, limit: int) -> list[LostRun]:
+    """Running runs of every scope whose lease has run out, the longest first.
+
+    What crashed commits and deletions left undone is done here too, where nobody else looks.
+    """
+    undone = await db.find(
+        THREADS, {"redo.version": {"$gte": 0}}, {"thread_id": 1}, limit=_UNDONE_AT_ONCE
+    )
+    for row in undone:
+        await find_head(db, row["_id"], row["thread_id"], to_write=True)
+    query = {"status": "running", "lease_until": {"$lte": await db.clock()}}
+    return await _lost_runs(db, query, "lease_until", limit)
+
+
+async def _lost_runs(db: Driver, query: Document, by: str, limit: int) -> list[LostRun]:
+    found = await find_runs(db, query, sort=[(by, 1), ("born", 1)], limit=limit, drafts=True)
+    return [
+        LostRun(
+            scope=Scope.from_key(document["tenant"], document["user"]),
+            run=run_of(document),
+            draft=draft_of(document),
+        )
+        for document in found
+    ]
