@@ -10,7 +10,12 @@ import os
 
 from hypothesis import settings
 
-pytest_plugins = ["servers.plugin", "servers.redis_plugin", "servers.dynamodb_plugin", "servers.mongo_plugin"]
+pytest_plugins = [
+    "servers.plugin",
+    "servers.redis_plugin",
+    "servers.dynamodb_plugin",
+    "servers.mongo_plugin",
+]
 
 settings.register_profile("repeatable", deadline=None, derandomize=True)
 settings.register_profile("explore", deadline=None, print_blob=True)
