@@ -111,6 +111,7 @@ if TYPE_CHECKING:
         VersionedValue,
     )
     from chatkeep.web import chat_router, parse_chat_request, reconstruct_chat, sse_response
+    from chatkeep_mongo import mongo_persistence
     from chatkeep_redis import redis_persistence
     from chatkeep_sql import postgres_persistence, sqlite_persistence
 
@@ -208,6 +209,7 @@ __all__ = [
     "define_tool",
     "hydrate_thread",
     "memory_persistence",
+    "mongo_persistence",
     "open_persistence",
     "parse_chat_request",
     "postgres_persistence",
@@ -341,6 +343,7 @@ _HOMES = {
         "reconstruct_chat",
         "sse_response",
     ),
+    "chatkeep_mongo": ("mongo_persistence",),
     "chatkeep_redis": ("redis_persistence",),
     "chatkeep_sql": (
         "postgres_persistence",
@@ -349,6 +352,7 @@ _HOMES = {
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 _EXTRAS = {
+    "mongo_persistence": "mongo",
     "postgres_persistence": "postgres",
     "redis_persistence": "redis",
     "sqlite_persistence": "sqlite",
