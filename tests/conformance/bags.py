@@ -106,6 +106,9 @@ def _own(shape: str) -> Mapping[str, Any]:
 
 def checked_out(backend: Backend) -> int:
     """Connections of a backend that are in use; 0 for one that has none."""
+    space: Any = getattr(backend, "_space", None)
+    if space is not None:
+        return int(space.runner.in_use)
     runner = getattr(backend, "_runner", None)
     pool = getattr(getattr(runner, "engine", None), "pool", None)
     return pool.checkedout() if hasattr(pool, "checkedout") else 0
