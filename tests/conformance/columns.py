@@ -9,16 +9,20 @@ from typing import Any
 import pytest
 
 from chatkeep import Persistence, memory_persistence
+from chatkeep_redis import redis_persistence
 from chatkeep_sql import postgres_persistence, sqlite_persistence
 from conformance.bags import checked_out
 from servers import Postgres
 from servers.postgres import PostgresDriver
+from servers.redis import RedisSpace
 
 COLUMNS = [
     pytest.param("memory", marks=pytest.mark.memory),
     pytest.param("sqlite", marks=pytest.mark.sqlite),
     pytest.param("psycopg", marks=pytest.mark.postgres),
     pytest.param("asyncpg", marks=pytest.mark.postgres),
+    pytest.param("redis", marks=pytest.mark.redis),
+    pytest.param("redis cluster", marks=pytest.mark.redis),
 ]
 
 
@@ -36,6 +40,10 @@ def _make(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Persis
         return memory_persistence
     if kind == "sqlite":
         return lambda: sqlite_persistence(tmp_path / "chatkeep.db")
+    if kind in ("redis", "redis cluster"):
+        fixture = "redis_space" if kind == "redis" else "redis_cluster_space"
+        space: RedisSpace = request.getfixturevalue(fixture)
+        return lambda: redis_persistence(space.url())
     server: Postgres = request.getfixturevalue("postgres")
     database = server.create_database()
     request.addfinalizer(lambda: server.drop_database(database))

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from chatkeep import memory_persistence
 from chatkeep.testkit.state_machine import StateMachineReport, run_state_machine
+from chatkeep_redis import redis_persistence
 from chatkeep_sql import postgres_persistence, sqlite_persistence
 from servers import Postgres
 from servers.postgres import PostgresDriver
+from servers.redis import RedisServer
 
 EXAMPLES, STEPS = 200, 50
 SEED = None if os.environ.get("CHATKEEP_TEST_EXPLORE") else 20_261_130
@@ -63,5 +66,22 @@ def test_postgresql_answers_as_memory_does(postgres: Postgres, driver: PostgresD
                 stateful_step_count=STEPS,
                 random_seed=SEED,
                 name=f"postgres ({driver})",
+            )
+        )
+
+
+@pytest.mark.redis
+@pytest.mark.parametrize("fixture", ["redis_server", "redis_cluster"])
+def test_redis_answers_as_memory_does(request: pytest.FixtureRequest, fixture: str) -> None:
+    """A server and a cluster give the results and errors of the reference backend."""
+    server: RedisServer = request.getfixturevalue(fixture)
+    with ExitStack() as stack:
+        prove(
+            run_state_machine(
+                lambda: redis_persistence(stack.enter_context(server.space()).url()),
+                max_examples=EXAMPLES,
+                stateful_step_count=STEPS,
+                random_seed=SEED,
+                name=fixture,
             )
         )

@@ -16,11 +16,13 @@ import pytest
 from chatkeep.testkit.tab import Tab
 from e2e.server import ChatServer
 from servers.postgres import Postgres
+from servers.redis import RedisServer
 
 DURABLE = [
     pytest.param("sqlite", marks=pytest.mark.sqlite),
     pytest.param("psycopg", marks=pytest.mark.postgres),
     pytest.param("asyncpg", marks=pytest.mark.postgres),
+    pytest.param("redis", marks=pytest.mark.redis),
 ]
 STORES = ["memory", *DURABLE]
 
@@ -41,6 +43,9 @@ def new_store(
             if kind == "sqlite":
                 folder: Path = tmp_path_factory.mktemp("e2e")
                 return f"sqlite:///{folder / 'chat.db'}"
+            if kind == "redis":
+                redis: RedisServer = request.getfixturevalue("redis_server")
+                return stack.enter_context(redis.space()).url()
             server: Postgres = request.getfixturevalue("postgres")
             return stack.enter_context(server.database()).url(kind)  # type: ignore[arg-type]
 
