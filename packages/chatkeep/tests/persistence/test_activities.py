@@ -47,6 +47,15 @@ async def test_a_regenerate_takes_the_rows_of_the_old_answer_when_it_is_stored(
     assert await ids(lab) == ["x0"]
 
 
+async def test_a_row_between_question_and_answer_goes_with_the_answer(lab: Any, kit: Any) -> None:
+    """It follows the question, which the post brings along, but it was shown for the answer."""
+    await lab.fill(kit.user("u1"), kit.assistant("a1"))
+    rows = [row("x0", 1).model_copy(update={"anchor": "u1"})]
+    await lab.persistence.stores.activities.save_activities("t1", rows)
+    await lab.turn(kit.user("u1"))
+    assert await ids(lab) == []
+
+
 async def test_a_regenerate_that_fails_leaves_the_rows_too(lab: Any, kit: Any) -> None:
     await prepared(lab, kit)
     model = kit.Paced(waits=False, error=RuntimeError("no"))

@@ -62,13 +62,14 @@ def before_cut(
     first, last = ui_length(kept), ui_length(end)
     question = first < len(ui) and ui[first]["role"] in ("user", "system")
     names = [message["id"] for message in ui]
+    returned = back & {*names[first:last]}
     staying = {
         record.id
         for record, before in before_each(names, rows)
         if before < first
         or before > last
         or (before == first and question and record.anchor in names)
-        or (record.anchor is not None and record.anchor in back)
+        or (record.anchor is not None and record.anchor in returned)
     }
     return [record for record in rows if record.id in staying]
 
