@@ -2,10 +2,11 @@
 
     python examples/demo.py
 
-Starts ``scripted_server.py`` (another process) on a new SQLite file, talks to it over HTTP as a
-browser would, kills it with SIGKILL in the middle of an answer, starts it again and reloads with
-a fresh client. Prints what was posted, streamed, stored and what came back. The exit code is 0
-only if what came back equals what was streamed, field by field.
+Starts ``scripted_server.py`` (another process) on a new SQLite file and talks to it over HTTP as a
+browser would: turns, tools, an approval, a tool of the browser that fails, a widget. Kills it with
+SIGKILL while a run waits for an approval, starts it again, approves in a fresh client; kills it in
+the middle of an answer, starts it again and reloads. Prints what was posted, streamed, stored and
+what came back. The exit code is 0 only if what came back equals what was streamed, field by field.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ import httpx
 from chatkeep import open_persistence
 from chatkeep.stores import ThreadView, ViewQuery
 from chatkeep.testkit.client import comparable
+from chatkeep.testkit.scripted import browser_tools
 from chatkeep.testkit.tab import Exchange, Tab, user_message
 
 SERVER = Path(__file__).with_name("scripted_server.py")
@@ -36,6 +39,8 @@ TURNS = (
     ("a server tool", "SCENARIO:server-tool"),
     ("a tool that fails", "SCENARIO:server-tool-error"),
     ("an answer with reasoning", "SCENARIO:reasoning"),
+    ("a structured answer", "SCENARIO:structured"),
+    ("a search that shows its progress", "SCENARIO:activity"),
     ("a run that breaks off", "SCENARIO:error"),
 )
 SLOW = 'SCENARIO:slow {"chunks": 60, "delayMs": 50}'
@@ -102,6 +107,12 @@ def describe(message: dict[str, Any]) -> str:
                 parts.append(f"(thinking {part['content']!r})")
             case "tool-call":
                 parts.append(f"{part['name']}({part['arguments']}) {part['state']}")
+            case "ui-resource":
+                parts.append(f"[widget {part['resource']['uri']}]")
+            case "structured-output":
+                parts.append(f"{part['status']} {part.get('data')}")
+            case "activity":
+                parts.append(f"[{part['activityType']} {part['content']}]")
             case _:
                 parts.append(f"-> {short(part.get('content'))}")
     return f"{message['role']:<9} {message['id'][:12]}  {' '.join(parts) or '(nothing)'}"
@@ -116,6 +127,8 @@ def streamed(timeline: Timeline, exchange: Exchange, tab: Tab) -> None:
     error = exchange.terminal
     if error is not None and error["type"] == "RUN_ERROR":
         timeline.say("", f"the run failed: {error['message']}")
+    for descriptor in exchange.interrupts:
+        timeline.say("waiting", f"{descriptor['id'][:20]}  {descriptor['message']}")
 
 
 async def stored(timeline: Timeline, store: str) -> None:
@@ -166,6 +179,65 @@ async def talk(timeline: Timeline, tab: Tab, store: str) -> None:
     await stored(timeline, store)
 
 
+async def asked(timeline: Timeline, tab: Tab, fresh: Tab) -> None:
+    """Runs that wait for a person or for the browser, and their answers."""
+    for title, scenario, answer, said in (
+        ("an approval", "approval", tab.approve, "approved"),
+        ("a tool of the browser that fails", "client-tool", refuse_location(tab), "failed"),
+        ("a widget, and its answer", "ui-resource", click(tab), "clicked"),
+    ):
+        timeline.head(title)
+        timeline.say("posted", f"SCENARIO:{scenario}")
+        exchange = await tab.send(f"SCENARIO:{scenario}")
+        streamed(timeline, exchange, tab)
+        await fresh.load()
+        same_pause(timeline, exchange, tab, fresh)
+        answer()
+        timeline.say("posted", f"{said}, as an answer to run {exchange.run_id[:12]}")
+        streamed(timeline, await tab.resume(), tab)
+
+
+def refuse_location(tab: Tab) -> Callable[[], None]:
+    return lambda: tab.fail(text="the user does not share it")
+
+
+def click(tab: Tab) -> Callable[[], None]:
+    return lambda: tab.output(value={"clicked": True})
+
+
+def same_pause(timeline: Timeline, exchange: Exchange, tab: Tab, fresh: Tab) -> None:
+    """What a page that is opened now shows of the paused run."""
+    waiting = fresh.hydrated["interrupts"] or {"pending": []}
+    shown = [{k: v for k, v in d.items() if k != "owner"} for d in waiting["pending"]]
+    timeline.check(
+        f"{len(shown)} question waits in a fresh page, byte for byte",
+        shown == exchange.interrupts != [],
+    )
+    live, back = comparable(tab.messages), comparable(fresh.messages)
+    timeline.check(f"{len(live)} messages, as the pausing page shows them", live == back)
+
+
+async def killed_while_paused(
+    timeline: Timeline, tab: Tab, server: Server, http: httpx.AsyncClient
+) -> Tab:
+    """Pause, kill the server, start it, answer in a fresh page; that page."""
+    timeline.head("kill -9 while an approval waits")
+    timeline.say("posted", "SCENARIO:approval")
+    exchange = await tab.send("SCENARIO:approval")
+    streamed(timeline, exchange, tab)
+    server.stop(signal.SIGKILL)
+    await stored(timeline, server.store)
+    server.start()
+    fresh = Tab(http, server.url, THREAD, tools=browser_tools())
+    await fresh.load()
+    same_pause(timeline, exchange, tab, fresh)
+    fresh.approve()
+    timeline.say("posted", "approved, in the fresh page")
+    streamed(timeline, await fresh.resume(), fresh)
+    timeline.check("the mail was sent", '"sent":true' in fresh.text)
+    return fresh
+
+
 async def killed(timeline: Timeline, tab: Tab, server: Server) -> None:
     """Post a slow turn and kill the server while it streams."""
     timeline.head("kill -9 in the middle of an answer")
@@ -202,9 +274,11 @@ async def demo(timeline: Timeline, folder: Path) -> None:
     try:
         server.start()
         async with httpx.AsyncClient(timeout=30) as http:
-            tab = Tab(http, server.url, THREAD)
+            tab = Tab(http, server.url, THREAD, tools=browser_tools())
             await tab.load()
             await talk(timeline, tab, store)
+            await asked(timeline, tab, Tab(http, server.url, THREAD))
+            tab = await killed_while_paused(timeline, tab, server, http)
             await killed(timeline, tab, server)
         live = tab.messages
         timeline.head("start again, reload in a fresh client")
