@@ -187,7 +187,7 @@ def docs(session: nox.Session) -> None:
 
 @nox.session
 def demo(session: nox.Session) -> None:
-    """A chat server on a SQLite file, killed in the middle of a turn, and what came back."""
+    """A chat server on a SQLite file, killed while paused and in an answer, and what came back."""
     install(session, "demo")
     session.run("python", "examples/demo.py", *session.posargs)
 
