@@ -111,6 +111,7 @@ if TYPE_CHECKING:
         VersionedValue,
     )
     from chatkeep.web import chat_router, parse_chat_request, reconstruct_chat, sse_response
+    from chatkeep_dynamodb import dynamodb_persistence
     from chatkeep_mongo import mongo_persistence
     from chatkeep_redis import redis_persistence
     from chatkeep_sql import postgres_persistence, sqlite_persistence
@@ -207,6 +208,7 @@ __all__ = [
     "define_persistence",
     "define_run_store",
     "define_tool",
+    "dynamodb_persistence",
     "hydrate_thread",
     "memory_persistence",
     "mongo_persistence",
@@ -343,6 +345,7 @@ _HOMES = {
         "reconstruct_chat",
         "sse_response",
     ),
+    "chatkeep_dynamodb": ("dynamodb_persistence",),
     "chatkeep_mongo": ("mongo_persistence",),
     "chatkeep_redis": ("redis_persistence",),
     "chatkeep_sql": (
@@ -352,6 +355,7 @@ _HOMES = {
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 _EXTRAS = {
+    "dynamodb_persistence": "dynamodb",
     "mongo_persistence": "mongo",
     "postgres_persistence": "postgres",
     "redis_persistence": "redis",
