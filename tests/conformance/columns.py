@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from chatkeep import Persistence, memory_persistence
+from chatkeep_dynamodb import open_url as open_dynamodb
 from chatkeep_redis import redis_persistence
 from chatkeep_sql import postgres_persistence, sqlite_persistence
 from conformance.bags import checked_out
 from servers import Postgres
+from servers.dynamodb import DynamoTable
 from servers.postgres import PostgresDriver
 from servers.redis import RedisSpace
 
@@ -23,6 +25,7 @@ COLUMNS = [
     pytest.param("asyncpg", marks=pytest.mark.postgres),
     pytest.param("redis", marks=pytest.mark.redis),
     pytest.param("redis cluster", marks=pytest.mark.redis),
+    pytest.param("dynamodb", marks=pytest.mark.dynamodb),
 ]
 
 
@@ -44,6 +47,9 @@ def _make(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Persis
         fixture = "redis_space" if kind == "redis" else "redis_cluster_space"
         space: RedisSpace = request.getfixturevalue(fixture)
         return lambda: redis_persistence(space.url())
+    if kind == "dynamodb":
+        table: DynamoTable = request.getfixturevalue("dynamodb_table")
+        return lambda: open_dynamodb(table.url())
     server: Postgres = request.getfixturevalue("postgres")
     database = server.create_database()
     request.addfinalizer(lambda: server.drop_database(database))
