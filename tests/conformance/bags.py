@@ -109,6 +109,9 @@ def checked_out(backend: Backend) -> int:
     space: Any = getattr(backend, "_space", None)
     if space is not None:
         return int(space.runner.in_use)
+    table: Any = getattr(backend, "_table", None)
+    if table is not None:
+        return int(table.busy)
     runner = getattr(backend, "_runner", None)
     pool = getattr(getattr(runner, "engine", None), "pool", None)
     return pool.checkedout() if hasattr(pool, "checkedout") else 0
