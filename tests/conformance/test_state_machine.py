@@ -10,9 +10,11 @@ import pytest
 
 from chatkeep import memory_persistence
 from chatkeep.testkit.state_machine import StateMachineReport, run_state_machine
+from chatkeep_dynamodb import open_url as open_dynamodb
 from chatkeep_redis import redis_persistence
 from chatkeep_sql import postgres_persistence, sqlite_persistence
 from servers import Postgres
+from servers.dynamodb import DynamoDB
 from servers.postgres import PostgresDriver
 from servers.redis import RedisServer
 
@@ -83,5 +85,19 @@ def test_redis_answers_as_memory_does(request: pytest.FixtureRequest, fixture: s
                 stateful_step_count=STEPS,
                 random_seed=SEED,
                 name=fixture,
+            )
+        )
+
+
+@pytest.mark.dynamodb
+def test_dynamodb_answers_as_memory_does(dynamodb: DynamoDB) -> None:
+    """DynamoDB gives the results and errors of the reference backend."""
+    with dynamodb.table() as table:
+        prove(
+            run_state_machine(
+                lambda: open_dynamodb(table.url()),
+                max_examples=EXAMPLES,
+                stateful_step_count=STEPS,
+                random_seed=SEED,
             )
         )
