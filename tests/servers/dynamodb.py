@@ -73,7 +73,8 @@ class DynamoDB(abc.ABC):
         import boto3
         from botocore.config import Config
 
-        return boto3.Session().client(
+        session: Any = boto3.Session()
+        return session.client(
             "dynamodb",
             region_name=self.region,
             endpoint_url=self.endpoint(proxy=proxy),

@@ -22,7 +22,12 @@ from servers.dynamodb import DynaliteProcess, DynamoDB, DynamoTable, GivenDynamo
 from servers.marks import mark_by_fixture
 from servers.process import ServerError, ServerProcess
 
-_MARKS = dict.fromkeys(("dynamodb", "dynamodb_table", "own_dynamodb", "dynalite"), "dynamodb")
+_MARKS = {
+    "dynamodb": "dynamodb",
+    "dynamodb_table": "dynamodb",
+    "own_dynamodb": "dynamodb",
+    "dynalite": "dynamodb",
+}
 
 _Process = TypeVar("_Process", bound=ServerProcess)
 

@@ -15,7 +15,7 @@ from chatkeep.stores import ThreadList
 from chatkeep_dynamodb import leftovers
 from chatkeep_dynamodb import ranges as rg
 from chatkeep_dynamodb.client import Action, Condition, gather
-from chatkeep_dynamodb.decide import leftover_item, missing, put_head
+from chatkeep_dynamodb.decide import leftover_item, put_head
 from chatkeep_dynamodb.errors import Cancelled
 from chatkeep_dynamodb.fetch import grouped, numbers_behind, prefixed, read_head
 from chatkeep_dynamodb.head import HOUR_MS, Head, parse_cut_id
@@ -31,6 +31,7 @@ from chatkeep_dynamodb.keys import (
     number_sk,
     thread_pk,
 )
+from chatkeep_dynamodb.known import missing
 from chatkeep_dynamodb.rows import Cut, draft_items, message_from_item, scope_of
 from chatkeep_dynamodb.state import Place
 from chatkeep_dynamodb.table import BY_DUE, BY_SCOPE

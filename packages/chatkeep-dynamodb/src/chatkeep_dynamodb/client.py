@@ -26,7 +26,7 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 
 from chatkeep.errors import BackendUnavailable
-from chatkeep_dynamodb.errors import cancelled, try_again
+from chatkeep_dynamodb.errors import cancelled, error_code, try_again
 from chatkeep_dynamodb.items import (
     BATCH_ITEMS,
     Item,
@@ -135,7 +135,7 @@ class ClientSource:
         threads: int = 32,
         read_timeout: float = 10.0,
     ) -> None:
-        self._client = client
+        self._client: Any = client
         self._owned = client is None
         self._options: dict[str, Any] = {"region_name": region, "endpoint_url": endpoint_url}
         self._read_timeout = read_timeout
@@ -157,7 +157,8 @@ class ClientSource:
                     parameter_validation=False,
                     user_agent_extra="chatkeep",
                 )
-                self._client = boto3.Session().client("dynamodb", config=config, **self._options)
+                session: Any = boto3.Session()
+                self._client = session.client("dynamodb", config=config, **self._options)
             return self._client
 
     def close(self) -> None:
@@ -403,7 +404,7 @@ class Table:
                     "transact_write_items", TransactItems=items, ClientRequestToken=token
                 )
             except ClientError as error:
-                if error.response.get("Error", {}).get("Code") != "TransactionCanceledException":
+                if error_code(error) != "TransactionCanceledException":
                     raise
                 _, known = cancelled(error, names)
                 if known is not None:

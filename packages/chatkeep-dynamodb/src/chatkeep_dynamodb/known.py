@@ -89,8 +89,8 @@ async def _with_head(place: Place, encoded: EncodedCommit, state: State | None) 
     if state is not None:
         return Known(state, fresh=False)
     commit = encoded.commit
-    head_key = (thread_pk(place.scope, commit.thread_id), HEAD)
-    keys = [head_key]
+    head_key: Key = (thread_pk(place.scope, commit.thread_id), HEAD)
+    keys: list[Key] = [head_key]
     if isinstance(commit.run, RunStart):
         keys.append((run_pk(place.scope, commit.run.run_id), LOOKUP))
     found = await place.table.get_many(keys)

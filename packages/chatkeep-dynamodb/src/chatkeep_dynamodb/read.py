@@ -143,7 +143,8 @@ async def _read(place: Place, thread_id: str, query: ViewQuery) -> ThreadView:
     if head is None or head.unborn:
         return ThreadView(thread_id=thread_id, exists=False, now=now, foreign_run=foreign)
     rows = grouped(items)
-    numbers, truncated = [], False
+    numbers: list[int] = []
+    truncated = False
     if query.messages != "none":
         numbers, truncated = rg.window(head.live, query.limit, query.before)
     more: list[Any] = [functools.partial(_read_gate, place, head, query, lookup, bool(looked_up))]

@@ -110,7 +110,8 @@ async def _described(table: Table) -> dict[str, Any] | None:
         if error_code(error) == "ResourceNotFoundException":
             return None
         raise
-    return answer["Table"]
+    found: dict[str, Any] = answer["Table"]
+    return found
 
 
 def _active(found: dict[str, Any]) -> bool:
