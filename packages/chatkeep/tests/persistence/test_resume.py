@@ -205,6 +205,30 @@ async def test_a_browser_tool_beside_answered_questions_is_settled_and_asked_aga
     assert (await lab.said())[-1] == 'assistant: said {"city":"Bern"}'
 
 
+async def test_a_run_that_asks_again_under_its_own_id_gives_its_questions_other_ids(
+    lab: Any, kit: Any
+) -> None:
+    """An id names one question of a run, also when a browser's tool must be asked once more."""
+    keep, asks = lab.middleware(), kit.Asks("beforeTools")
+    own: dict[str, Any] = {"run_id": "r1", "turns": [LOCATE]}
+    tool, question = paused(await lab.pause(LOCATE, middleware=[keep, asks]))
+    for number in (2, 3):
+        again = paused(
+            await lab.resume(
+                resume_answer(question, {"ok": True}),
+                middleware=[keep, asks := kit.Asks("beforeTools")],
+                **own,
+            )
+        )
+        assert again[0] == f"client_tool_c1~{number}"
+        question = again[1]
+    tool = again[0]
+    entries = [resume_output(tool, {"city": "Bern"}), resume_answer(question, {"ok": True})]
+    ended_well(await lab.resume(*entries, middleware=[keep], **own))
+    assert (await lab.said())[-1] == 'assistant: said {"city":"Bern"}'
+    assert await lab.waiting() == []
+
+
 async def test_a_continuation_that_pauses_again_settles_and_asks_in_one_commit(lab: Any) -> None:
     turns = [PAY, [("c2", "pay", {"n": 2})]]
     await lab.pause(*turns)

@@ -278,7 +278,8 @@ class Run:
     async def _pause(
         self, requests: Sequence[InterruptRequest], phase: ToolPhase | None = None
     ) -> Pause:
-        batch = Batch(self._options.run_id)
+        answers = self._configuration.config.resume_tool_state
+        batch = Batch(self._options.run_id, () if answers is None else answers.taken)
         if phase is not None:
             phase.ask(batch)
         for request in requests:

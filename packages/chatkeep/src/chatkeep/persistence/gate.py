@@ -24,6 +24,7 @@ from chatkeep.engine.middleware import ChatConfig
 from chatkeep.engine.tools import tools_by_name
 from chatkeep.errors import InterruptResumeError, RunConflict
 from chatkeep.persistence.boundary import Opening
+from chatkeep.persistence.foreign import answered
 from chatkeep.persistence.proof import decided_before
 from chatkeep.persistence.resume import Resume
 from chatkeep.persistence.unit_of_work import UnitOfWork
@@ -98,6 +99,8 @@ async def admit(
         failed_outputs=posted_failures(config.messages),
         now_ms=opening.now if opening.now is not None else time.time_ns() // 1_000_000,
     )
+    if opening.run is not None:
+        state = replace(state, taken=await _asked_before(work))
     resume = Resume.of(batch, entries, state)
     claimed = [record.interrupt_id for record in batch if record.claimed_by is not None]
     if claimed:
@@ -145,6 +148,15 @@ def _of_one_run(
                 "stale", "More than one run waits: say which by parentRunId.", source="server"
             ).error()
     return [record for record in waiting if record.run_id == runs[0]]
+
+
+async def _asked_before(work: UnitOfWork) -> frozenset[str]:
+    """Ids of all interrupts of this run, which goes on under its own id."""
+    store = work.layout.stores.interrupts
+    if store is None:
+        return frozenset()
+    asked = await answered(store.list_by_run(work.thread_id, work.run_id))
+    return frozenset(record.interrupt_id for record in asked)
 
 
 async def _check_parent(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, cast
 
 from chatkeep.engine.interrupts.bindings import (
@@ -212,11 +213,14 @@ def approval_proof(descriptor: Mapping[str, Any], decision: Decision) -> dict[st
 class Batch:
     """The interrupts of one pause: approvals, then client tools, then generic ones.
 
-    ``run_id`` is the id of the run that pauses.
+    ``run_id`` is the id of the run that pauses. ``taken`` are ids of interrupts that it asked
+    earlier (a run that goes on under its own id): a question with such an id gets another one, as
+    ``approval_c1~2``.
     """
 
-    def __init__(self, run_id: str) -> None:
+    def __init__(self, run_id: str, taken: Collection[str] = ()) -> None:
         self.run_id = run_id
+        self._taken = taken
         self._approvals: list[Descriptor] = []
         self._client_tools: list[Descriptor] = []
         self._generic: list[Callable[[int], Descriptor]] = []
@@ -232,7 +236,7 @@ class Batch:
             ToolError: the batch has this interrupt already.
         """
         self._take(approval_id(call_id))
-        self._approvals.append(approval_descriptor(tool, call_id, args, self.run_id))
+        self._approvals.append(self._free(approval_descriptor(tool, call_id, args, self.run_id)))
 
     def client_tool(
         self, tool: Tool, call_id: str, args: Any, *, decision: Decision | None = None
@@ -243,9 +247,8 @@ class Batch:
             ToolError: the batch has this interrupt already.
         """
         self._take(client_tool_id(call_id))
-        self._client_tools.append(
-            client_tool_descriptor(tool, call_id, args, self.run_id, decision=decision)
-        )
+        descriptor = client_tool_descriptor(tool, call_id, args, self.run_id, decision=decision)
+        self._client_tools.append(self._free(descriptor))
 
     def generic(
         self,
@@ -272,6 +275,16 @@ class Batch:
         """The descriptors in their order; ``batchIndex`` counts over all of them."""
         tools = [*self._approvals, *self._client_tools]
         return tools + [make(len(tools) + place) for place, make in enumerate(self._generic)]
+
+    def _free(self, descriptor: Descriptor) -> Descriptor:
+        name: str = descriptor["id"]
+        if name not in self._taken:
+            return descriptor
+        numbers = itertools.count(2)
+        fresh = next(free for n in numbers if (free := f"{name}~{n}") not in self._taken)
+        metadata = descriptor["metadata"]
+        binding = {**metadata[BINDING_KEY], "interruptId": fresh}
+        return {**descriptor, "id": fresh, "metadata": {**metadata, BINDING_KEY: binding}}
 
     def _take(self, interrupt_id: str) -> None:
         if interrupt_id in self._ids:

@@ -95,7 +95,8 @@ class ResumeState:
     that fits the output schema), ``client_errors`` the texts of those that failed. ``cancelled``
     are calls whose question was cancelled. ``generic`` stand in the order in which they were
     asked. ``superseded`` are interrupts of browser tools that were left open, because the batch
-    had generic questions: the continuation asks them again.
+    had generic questions: the continuation asks them again. ``taken`` are ids of interrupts that
+    this run has asked before, where it goes on under its own id.
     """
 
     interrupted_run_id: str
@@ -105,6 +106,7 @@ class ResumeState:
     cancelled: frozenset[str] = frozenset()
     generic: tuple[GenericAnswer, ...] = ()
     superseded: frozenset[str] = frozenset()
+    taken: frozenset[str] = frozenset()
 
 
 def denial_result(decision: Decision) -> Any:
