@@ -7,6 +7,7 @@ offsets, and a client that comes back asks for what comes after the last offset 
 
 from __future__ import annotations
 
+from chatkeep.delivery._offsets import offset_run
 from chatkeep.delivery._producer import Delivery, Producer
 from chatkeep.delivery._protocol import (
     FROM_NOW,
@@ -17,7 +18,8 @@ from chatkeep.delivery._protocol import (
     LogWriter,
     RunKey,
 )
-from chatkeep.delivery._runlog import RunLog, encode_event, offset_run
+from chatkeep.delivery._runlog import RunLog, encode_event
+from chatkeep.delivery._stored import StoredLog
 from chatkeep.delivery._terminal import is_terminal, with_terminal
 
 __all__ = [
@@ -31,6 +33,7 @@ __all__ = [
     "Producer",
     "RunKey",
     "RunLog",
+    "StoredLog",
     "encode_event",
     "is_terminal",
     "offset_run",
