@@ -32,7 +32,8 @@ _AFTER_FAILURE = 1.0
 
 class Feed:
     """The newest events of one run; ``first`` is the number of ``window[0]``, ``end`` the one
-    behind the last. ``closed``: nothing comes behind it. ``gone``: the log is no longer kept."""
+    behind the last. ``closed``: nothing comes behind it. ``gone``: the log is no longer kept.
+    ``stopped``: nobody here asks for it any more."""
 
     def __init__(self, key: bytes, store: LogBackend, head: LogHead) -> None:
         self.key = key
@@ -44,6 +45,7 @@ class Feed:
         self.size = 0
         self.closed = head.closed
         self.gone = False
+        self.stopped = False
         self.local = False
         self.readers = 0
         self.news = asyncio.Event()
@@ -57,7 +59,7 @@ class Feed:
     @property
     def over(self) -> bool:
         """Whether nothing more can come."""
-        return self.closed or self.gone
+        return self.closed or self.gone or self.stopped
 
     def wake(self) -> None:
         """Let every reader that waits look again."""
@@ -86,6 +88,11 @@ class Feed:
     def end_at(self, *, gone: bool) -> None:
         """Nothing comes any more."""
         self.gone, self.closed = self.gone or gone, self.closed or not gone
+        self.wake()
+
+    def stop(self) -> None:
+        """Let the readers go: they find what comes next in another process."""
+        self.stopped = True
         self.wake()
 
     def batch(self, number: int) -> list[bytes]:
@@ -183,7 +190,7 @@ class Hub:
             ]
 
     async def aclose(self) -> None:
-        """Stop asking and listening; readers that are left wait for nothing any more."""
+        """Stop asking and listening, and let the readers go."""
         tasks, self._tasks = self._tasks, []
         for task in tasks:
             task.cancel()
@@ -191,8 +198,7 @@ class Hub:
             await asyncio.wait(tasks)
         self._listening = False
         for feed in self._feeds.values():
-            if not feed.over:
-                feed.end_at(gone=True)
+            feed.stop()
         self._feeds.clear()
 
     async def _listen(self) -> None:
@@ -230,7 +236,7 @@ class Hub:
                 )
             except StoreClosed:
                 for each in list(self._feeds.values()):
-                    each.end_at(gone=True)
+                    each.stop()
             except ChatkeepError as error:
                 _log.warning("logs could not be read; the next try comes: %s", error)
                 self._stale |= stale

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Self
 
 from ag_ui.core import BaseEvent
 
+from chatkeep.delivery._batch import Batcher
 from chatkeep.delivery._protocol import (
     FROM_START,
     DeliveryLog,
@@ -30,19 +31,23 @@ from chatkeep.delivery._terminal import (
     is_terminal,
     with_terminal,
 )
-from chatkeep.errors import ChatkeepError, StoreClosed
+from chatkeep.errors import ChatkeepError, RunConflict, StoreClosed, StoreError
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     from chatkeep.engine import AbortSignal
 
-__all__ = ["Delivery", "Producer"]
+__all__ = ["EVENTS_LOST", "Delivery", "Producer"]
 
 _log = logging.getLogger("chatkeep.delivery")
 
 _ABORT_GRACE = 5.0
 """Seconds in which a run that was asked to stop may end by itself before its task is cancelled."""
+
+
+EVENTS_LOST = "events-lost"
+"""Error code for the viewers of a run whose log was out of reach for a while."""
 
 
 class Producer:
@@ -66,6 +71,7 @@ class Producer:
         self.thread_id = thread_id
         self._stream = stream
         self._writer = writer
+        self._batches = Batcher(writer)
         self._signal = abort
         self._ended = False
         self._task = asyncio.create_task(self._run(), name=f"chatkeep run {key.run_id}")
@@ -95,33 +101,67 @@ class Producer:
                 await self._publish(event)
                 # A model that never waits would keep every viewer from being served.
                 await asyncio.sleep(0)
+            await self._batches.flush()
         except asyncio.CancelledError:
-            await aclose(self._stream)
-            if not self._ended:
-                await self._publish(cancelled(**ids))
+            await self._cut(events, cancelled(**ids))
             raise
+        except StoreError as error:
+            await self._go_on_unseen(events, error)
         except ChatkeepError as error:
-            # The log refused an event (its value is no JSON, another writer took over).
+            # The log refused an event: its value is no JSON.
             _log.exception("an event of run %r could not be published", self.key.run_id)
-            await aclose(events)
-            await aclose(self._stream)
-            await self._publish_failure(error)
+            message = "An event of the run could not be published."
+            await self._cut(events, failed(message, error.code, **ids))
         finally:
-            await self._writer.close()
+            await self._close()
 
     async def _publish(self, event: BaseEvent) -> None:
-        await self._writer.append([event])
+        await self._batches.put(event)
         self._ended = self._ended or is_terminal(event)
 
-    async def _publish_failure(self, error: ChatkeepError) -> None:
-        if self._ended:
-            return
-        message = "An event of the run could not be published."
-        event = failed(message, error.code, thread_id=self.thread_id, run_id=self.key.run_id)
+    async def _cut(self, events: AsyncIterator[BaseEvent], end: BaseEvent) -> None:
+        """Stop the run, which is saved then, and say how it ended."""
+        await aclose(events)
+        await aclose(self._stream)
         try:
-            await self._publish(event)
+            if not self._ended:
+                await self._publish(end)
+            await self._batches.flush()
         except ChatkeepError:
-            _log.exception("run %r has no terminal event in its log", self.key.run_id)
+            await self._batches.drop()
+            await self._say(end)
+
+    async def _go_on_unseen(self, events: AsyncIterator[BaseEvent], error: StoreError) -> None:
+        """The log takes no events: viewers have lost sight of the run, but its tools have had
+        effects and its model has been paid. It goes on and is stored; whether this worker may
+        still write is for the run's own lease to decide."""
+        _log.error(
+            "run %r goes on without viewers, its log takes no events: %s", self.key.run_id, error
+        )
+        await self._batches.drop()
+        try:
+            async for _ in events:
+                await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            await aclose(events)
+            await aclose(self._stream)
+            raise
+        if not isinstance(error, RunConflict):
+            message = "Events of the run were lost; load the thread again."
+            ids = {"thread_id": self.thread_id, "run_id": self.key.run_id}
+            await self._say(failed(message, EVENTS_LOST, **ids))
+
+    async def _say(self, event: BaseEvent) -> None:
+        try:
+            await self._writer.append([event])
+        except ChatkeepError as error:
+            _log.error("run %r has no terminal event in its log: %s", self.key.run_id, error)
+
+    async def _close(self) -> None:
+        try:
+            await self._writer.close()
+        except ChatkeepError as error:
+            _log.error("the log of run %r could not be closed: %s", self.key.run_id, error)
 
 
 class Delivery:
@@ -207,6 +247,11 @@ class Delivery:
         if left:
             _log.warning("shutting down: %d runs are aborted", len(left))
             await asyncio.gather(*(p.abort("server shutdown") for p in left))
+        await self.log.aclose()
+
+    async def sweep(self) -> list[LoggedRun]:
+        """See :class:`DeliveryLog`."""
+        return await self.log.sweep()
 
     async def __aenter__(self) -> Self:
         # An app object that is started again (test suites do) takes runs again.

@@ -148,7 +148,7 @@ class StoredLog:
                         raise EventsTrimmed(key.run_id)
                     yield _events(head, number, bodies)
                     number += len(bodies)
-                elif feed.closed:
+                elif feed.closed or feed.stopped:
                     return
                 elif feed.gone:
                     raise EventsTrimmed(key.run_id)

@@ -91,7 +91,9 @@ def chat_router(
             scope; one that stores in another is refused before anything is read.
         allow_anonymous: let everybody who knows a thread's id read and continue it.
         path: where the routes live.
-        log: where events are kept for viewers; in this process by default.
+        log: where events are kept for viewers; in this process by default, so that only the
+            worker that drives a run can show it. ``StoredLog(persistence)`` keeps them in the
+            database: any worker shows any run, and viewers survive the worker.
         drain: seconds that runs get to finish by themselves at shutdown.
         heartbeat: seconds of silence before a stream sends a comment line.
         max_body_bytes: larger posts are refused with 413.
@@ -166,7 +168,7 @@ class ChatRouter:
         self._app = Router(routes=self.routes, lifespan=self.lifespan)
         self._persistence = persistence
         self._runner = Runner(agent, persistence, scoped=scope != EMPTY_SCOPE)
-        self._sweeper = Sweeper(persistence, sweep_seconds)
+        self._sweeper = Sweeper(persistence, delivery, sweep_seconds)
         self._authorize = authorize
         self._scope = scope
         self._heartbeat = heartbeat
