@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import bson
 
@@ -186,7 +186,8 @@ async def _staged(db: Driver, t: str, redo: Document) -> Document | None:
     found = await db.find(PIECES, {"t": t, "piece": redo["piece"]}, sort=[("i", 1)])
     if len(found) != redo["parts"]:
         return None
-    return bson.decode(b"".join(row["data"] for row in found))
+    data = b"".join(row["data"] for row in found)
+    return cast("Document", cast("Any", bson).decode(data))
 
 
 async def delete_rest(db: Driver, key: str, t: str, notes: Iterable[Sequence[str]]) -> None:
