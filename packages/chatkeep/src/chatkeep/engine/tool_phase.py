@@ -291,7 +291,8 @@ class ToolPhase:
 
     def _row(self, planned: _Planned, value: Any, *, failed: bool) -> ModelMessage:
         identity = self._runtime.transcript.take_message_id(None)
-        return planned.call.result_row(value, identity=identity, failed=failed)
+        outcome = planned.plan.outcome
+        return planned.call.result_row(value, identity=identity, failed=failed, outcome=outcome)
 
     def _succeed(self, planned: _Planned, value: Any, *, duration_ms: float) -> None:
         tool = cast("Tool", planned.plan.tool)
