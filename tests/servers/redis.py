@@ -53,13 +53,13 @@ class RedisSpace:
         url = self.server.url(proxy=proxy)
         return f"{url}{'&' if '?' in url else '?'}prefix={self.prefix}"
 
-    def keys(self) -> list[str]:
-        """The keys there are."""
+    def names(self) -> list[str]:
+        """The names of the keys there are."""
         return [key for key in self.server.all_keys() if key.startswith(f"{self.prefix}:")]
 
     def clear(self) -> None:
         """Delete them."""
-        self.server.delete(self.keys())
+        self.server.delete(self.names())
 
 
 class RedisServer(abc.ABC):
