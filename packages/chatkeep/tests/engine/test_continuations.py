@@ -26,6 +26,7 @@ from chatkeep.engine import (
     Event,
     InterruptBoundary,
     ResumePolicy,
+    ToolContext,
     ToolOutcome,
     chat,
     client_tool,
@@ -247,6 +248,28 @@ async def test_edited_arguments_are_bound_to_the_function_like_any_other() -> No
         resume=[resume_approve("approval_c", edited_args={"to": "b"})],
     )
     assert sent == [Mail(to="b")]
+
+
+async def test_a_tool_is_told_what_was_decided_about_its_call() -> None:
+    """With what was said along; a tool that nobody was asked about is told nothing."""
+    told: dict[str, Decision | None] = {}
+
+    def send(_: Json, context: ToolContext) -> None:
+        told[context.tool_name] = context.approval
+
+    schema: Json = {"approve": {"type": "object"}}
+    await run(
+        asked(("c", "send", "{}"), ("d", "look", "{}")),
+        answer(),
+        tools=[
+            define_tool(name="send", execute=send, needs_approval=True, approval_schema=schema),
+            define_tool(name="look", execute=send),
+        ],
+        resume=[resume_approve("approval_c", payload={"by": "ann"})],
+    )
+    assert told["look"] is None
+    assert told["send"] is not None
+    assert told["send"].payload == {"by": "ann"}
 
 
 async def test_a_batch_is_processed_whole_and_in_call_order() -> None:

@@ -281,6 +281,7 @@ class ToolPhase:
             context=runtime.context.context,
             abort=runtime.gate.signal,
             _emit=emit,
+            approval=planned.plan.decision,
         )
 
     async def _tell(self, planned: _Planned) -> None:
