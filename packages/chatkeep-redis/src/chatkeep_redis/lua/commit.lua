@@ -87,7 +87,7 @@ if start then
       local owner = call('HGET', OWNER, 'thread')
       if owner and owner ~= thread_id and owner ~= takeover then return {'foreign', owner} end
     end
-    run, created_run = parse(start.raw, 'run'), true
+    run, created_run = parse(start.raw, 'new run'), true
     run:set('order', text(order))
     run:set('mark', mark)
     order = order + 1
@@ -214,7 +214,7 @@ for _ = 1, number() do
   if call('HEXISTS', ASKED, key) == 1 or call('HEXISTS', SETTLED, key) == 1 then
     return {'interrupt', id, 'already exists'}
   end
-  local record = parse(raw, 'interrupt')
+  local record = parse(raw, 'new interrupt')
   record:set('order', text(order))
   order = order + 1
   change({key = key, record = record})
