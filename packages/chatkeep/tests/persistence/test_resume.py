@@ -229,6 +229,24 @@ async def test_a_run_that_asks_again_under_its_own_id_gives_its_questions_other_
     assert await lab.waiting() == []
 
 
+async def test_a_run_that_goes_on_under_its_own_id_keeps_its_first_part_beside_other_turns(
+    lab: Any, kit: Any
+) -> None:
+    """Rows with its tag are no leftovers of a process that died: it started from them."""
+    other = kit.Paced(after=("B",))
+    second = lab.start(kit.user("uB"), adapter=other, run_id="B")
+    await other.began.wait()
+    await lab.pause(PAY, run_id="A")
+    other.go.set()
+    await second
+    ended_well(await lab.resume(resume_approve("approval_c1"), run_id="A", parent_run_id="A"))
+    said = await lab.said()
+    assert 'assistant: said {"paid":1}' in said
+    assert "assistant: None" in said
+    assert len(said) == 6
+    assert await lab.persistence.stores.messages.list_cuts("t1") == []
+
+
 async def test_a_continuation_that_pauses_again_settles_and_asks_in_one_commit(lab: Any) -> None:
     turns = [PAY, [("c2", "pay", {"n": 2})]]
     await lab.pause(*turns)
