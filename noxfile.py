@@ -131,7 +131,7 @@ def tests_mongo(session: nox.Session) -> None:
 @nox.session(name="tests-wire")
 def tests_wire(session: nox.Session) -> None:
     """The official AG-UI client, in Node, against our stream."""
-    install(session, "test", "postgres", "node")
+    install(session, "test", "postgres", "redis", "dynamodb", "mongo", "node")
     modules = node_modules(session, ROOT / "tests" / "wire")
     env = {"CHATKEEP_TEST_NODE_MODULES": str(modules)}
     pytest(session, "tests/wire", "tests/e2e", "-m", "node", env=env)
