@@ -69,6 +69,14 @@ end
 
 function Record:drop(name) self.v[name] = nil end
 
+function Record:copy()
+  local names, values = {}, {}
+  for i, name in ipairs(self.names) do
+    names[i], values[name] = name, self.v[name]
+  end
+  return setmetatable({names = names, v = values}, Record)
+end
+
 function Record:raw()
   local parts = {}
   for _, name in ipairs(self.names) do
