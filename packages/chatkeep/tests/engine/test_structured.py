@@ -84,10 +84,12 @@ LOOK = define_tool(name="look", execute=lambda _: "seen")
 
 
 class Played(PlayedModel):
-    def __init__(self, mode: str | None, *turns: Any) -> None:
-        super().__init__(*turns)
-        if mode is not None:
-            self.structured_output = mode
+    """Says nothing about how it answers where ``mode`` is None."""
+
+    def __init__(self, mode: Any, *turns: Any) -> None:
+        super().__init__(*turns, structured_output=mode)
+        if mode is None:
+            del self.structured_output
 
 
 class Ran:
