@@ -142,6 +142,26 @@ async def test_a_generic_question_is_answered(lab: Any, kit: Any) -> None:
     assert found == {names[0]: ("resolved", {"ok": True}), names[1]: ("cancelled", UNSET)}
 
 
+async def test_two_questions_of_one_key_are_told_apart_by_their_ids(lab: Any, kit: Any) -> None:
+    asks = kit.Asks("beforeModel", "k", "k")
+    keep = lab.middleware()
+    first, second = paused(await lab.pause(middleware=[keep, asks]))
+    entries = [resume_answer(second, {"ok": False}), resume_answer(first, {"ok": True})]
+    options = {"middleware": [keep, asks], "parent_run_id": "r1"}
+    ended_well(await lab.resume(*entries, adapter=kit.Paced(waits=False), **options))
+    assert asks.answers == [("k", "resolved", {"ok": True}), ("k", "resolved", {"ok": False})]
+    found = await lab.settled()
+    assert [found[name][1] for name in (first, second)] == [{"ok": True}, {"ok": False}]
+
+
+async def test_a_cancelled_browser_tool_completes_the_turn(lab: Any) -> None:
+    await lab.pause(LOCATE)
+    ended_well(await lab.resume(resume_cancel("client_tool_c1"), turns=[LOCATE]))
+    (row,) = [m for m in await lab.stored() if m["role"] == "tool"]
+    assert row["error"] == "Tool execution cancelled"
+    assert (await lab.said())[-1] == 'assistant: said {"error":"Tool execution cancelled"}'
+
+
 async def test_an_approved_browser_tool_pauses_twice_and_its_decision_holds(lab: Any) -> None:
     assert paused(await lab.pause(SIGN)) == ["approval_c1"]
     second = await lab.resume(

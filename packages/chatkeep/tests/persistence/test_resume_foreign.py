@@ -116,6 +116,30 @@ async def test_a_failure_between_two_answers_leaves_the_rest_to_be_sent_alone(ki
     assert [m["role"] for m in await lab.stored()].count("tool") == 2
 
 
+async def test_a_batch_that_a_store_refuses_leaves_all_of_it_to_be_sent_again(kit: Any) -> None:
+    lab, own = table(kit)
+    refusals = [InterruptConflict("t1", ["approval_c1"], "not now")]
+    batches: list[list[str]] = []
+
+    async def commit_batch(thread_id: str, answers: Any) -> None:
+        batches.append([answer.interrupt_id for answer in answers])
+        if refusals:
+            raise refusals.pop()
+        for answer in answers:
+            await own.resolve(thread_id, answer.interrupt_id, answer.response, run_id=answer.run_id)
+
+    own.commit_batch = commit_batch  # type: ignore[attr-defined]
+    await lab.pause(TWO)
+    end = await lab.resume(*BOTH, turns=[TWO], parent_run_id="r1")
+    assert end.code == "interrupt-conflict"
+    assert (await lab.persistence.stores.runs.get("r2")).status == "failed"
+    assert await lab.waiting() == ["approval_c1", "approval_c2"]
+    again = await lab.resume(*BOTH, turns=[TWO], parent_run_id="r1")
+    assert isinstance(again, RunFinishedEvent)
+    assert batches == [["approval_c1", "approval_c2"]] * 2
+    assert lab.bank.paid == [1, 2]
+
+
 async def test_an_interrupt_that_is_there_already_fails_the_pause(kit: Any) -> None:
     lab, own = table(kit)
     taken = InterruptRecord(
