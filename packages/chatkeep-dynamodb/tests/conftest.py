@@ -39,6 +39,10 @@ class _Raw:
         yield self._body
 
 
+class Killed(BaseException):
+    """This process is gone."""
+
+
 Fault = Callable[["Wire", Any, str], Any]
 
 
@@ -57,6 +61,9 @@ class Wire:
         self.most_at_once = 0
         self.faults: list[tuple[str, Fault]] = []
         self.always: dict[str, Fault] = {}
+        self._fatal: tuple[str, ...] = ()
+        self._passing = 0
+        self._dead = False
         self._lock = threading.Lock()
         client._endpoint.http_session = self
 
@@ -148,6 +155,10 @@ class Wire:
 
         self.faults += [(operation, fault)] * times
 
+    def die(self, *operations: str, after: int) -> None:
+        """The process ends at the next request of these, ``after`` of them having passed."""
+        self._fatal, self._passing = operations, after
+
     # -- boto3's side -----------------------------------------------------------------
 
     def send(self, request: Any) -> Any:
@@ -155,6 +166,11 @@ class Wire:
         name = target.decode() if isinstance(target, bytes) else target
         operation = name.partition(".")[2]
         with self._lock:
+            if operation in self._fatal:
+                self._dead = self._dead or self._passing == 0
+                self._passing -= 1
+            if self._dead:
+                raise Killed
             self.sent.append((operation, json.loads(request.body)))
             self.bytes_sent += len(request.body)
             self.in_flight += 1
@@ -190,6 +206,8 @@ def refusal(request: Any, code: str, status: int, **more: Any) -> Any:
 
 class Tools:
     """What tests do to a persistence behind its back."""
+
+    Killed = Killed
 
     @staticmethod
     def backend(persistence: Persistence) -> DynamoDBBackend:
