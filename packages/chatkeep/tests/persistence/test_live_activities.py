@@ -372,6 +372,23 @@ async def test_windows_show_each_row_once_and_in_its_place(lab: Any, kit: Any) -
         assert pages == names
 
 
+async def test_a_window_of_a_long_thread_reads_no_more_for_its_rows(lab: Any, kit: Any) -> None:
+    """Rows that name their message need no count from the start of the thread."""
+    await lab.fill(*(kit.user(f"m{n}") for n in range(200)))
+    rows = [
+        ActivityRecord(id=f"x{n}", activity_type="t", content={}, index=0, anchor=f"m{n}")
+        for n in range(0, 200, 10)
+    ]
+    await lab.persistence.stores.activities.save_activities("t1", rows)
+    lab.faults.calls.clear()
+    body = await hydrate_thread(lab.persistence, "t1", limit=3)
+    assert [m["id"] for m in body["messages"]] == ["m197", "m198", "m199"]
+    body = await hydrate_thread(lab.persistence, "t1", limit=9, before=body["page"]["cursor"])
+    names = ["m189", "m190", "x190", *(f"m{n}" for n in range(191, 197))]
+    assert [m["id"] for m in body["messages"]] == names
+    assert lab.faults.calls["read_view"] == 2
+
+
 async def test_a_row_whose_message_was_erased_is_shown_at_its_index(lab: Any, kit: Any) -> None:
     await lab.fill(kit.user("u1"), kit.assistant("a1"))
     gone = ActivityRecord(id="x", activity_type="t", content={}, index=1, anchor="gone")

@@ -205,6 +205,7 @@ class Turn:
         self._started = True
         if boundary.activities is not None:
             boundary.activities.settle()
+        self._shown = ctx.activities
         if boundary.record is not None and boundary.record.usage is not None:
             self._usage = dict(boundary.record.usage)
         if self._work.leased:
