@@ -6,8 +6,9 @@
     nox -l                       what there is
 
 A session installs what it needs. Nothing is skipped: a session that lacks something fails and
-says how to get it. Tests that need PostgreSQL start a server of their own unless
-``CHATKEEP_TEST_POSTGRES_URL`` names one.
+says how to get it. Tests that need a server start one of their own unless a
+variable names one: ``CHATKEEP_TEST_POSTGRES_URL``, ``CHATKEEP_TEST_REDIS_URL``,
+``CHATKEEP_TEST_REDIS_CLUSTER_URL``.
 """
 
 from __future__ import annotations
@@ -131,7 +132,7 @@ def tests_mongo(session: nox.Session) -> None:
 @nox.session(name="tests-wire")
 def tests_wire(session: nox.Session) -> None:
     """The official AG-UI client, in Node, against our stream."""
-    install(session, "test", "postgres", "node")
+    install(session, "test", "postgres", "redis", "dynamodb", "mongo", "node")
     modules = node_modules(session, ROOT / "tests" / "wire")
     env = {"CHATKEEP_TEST_NODE_MODULES": str(modules)}
     pytest(session, "tests/wire", "tests/e2e", "-m", "node", env=env)
@@ -152,26 +153,28 @@ def node_modules(session: nox.Session, folder: Path) -> Path:
 @nox.session(name="tests-docs")
 def tests_docs(session: nox.Session) -> None:
     """Every Python block of README and docs runs."""
-    install(session, "test", "postgres", "demo")
+    install(session, "test", "postgres", "redis", "demo")
     pytest(session, "tests/docs")
 
 
 @nox.session(name="tests-packaging")
 def tests_packaging(session: nox.Session) -> None:
     """Wheels, built and installed with pip into clean virtual environments."""
-    install(session, "test", "postgres", editable=False)
+    install(session, "test", "postgres", "redis", editable=False)
     pytest(session, "tests/wheels")
 
 
 @nox.session(name="tests-lowest")
 def tests_lowest(session: nox.Session) -> None:
     """The oldest versions of direct dependencies that the packages claim to work with."""
-    session.install("--resolution", "lowest-direct", "--group", "test", *EDITABLE)
+    groups = ("--group", "test", "--group", "redis")
+    session.install("--resolution", "lowest-direct", *groups, *EDITABLE)
     # What meets the dependencies; races, crashes and long runs are the other sessions' work.
     where = [
         "packages",
         "tests/conformance/test_memory.py",
         "tests/conformance/test_sqlite.py",
+        "tests/conformance/test_redis.py",
         "tests/e2e/test_chat.py",
         "tests/e2e/test_examples.py",
     ]
@@ -198,14 +201,14 @@ def demo(session: nox.Session) -> None:
 @nox.session(default=False)
 def bench(session: nox.Session) -> None:
     """Cost of a boundary, a turn and a reload, beside the bare drivers; prints tables."""
-    install(session, "test", "postgres")
+    install(session, "test", "postgres", "redis")
     session.run("python", "-m", "bench", *session.posargs, env={"PYTHONPATH": "tests"})
 
 
 @nox.session(default=False)
 def coverage(session: nox.Session) -> None:
     """All test suites with coverage, and a report of the lines that no test reached."""
-    install(session, "test", "postgres")
+    install(session, "test", "postgres", "redis", "dynamodb", "mongo")
     session.run("coverage", "erase")
     apart = " and ".join(f"not {marker}" for marker in APART)
     session.run("coverage", "run", "-m", "pytest", "-m", apart, *session.posargs)
@@ -216,6 +219,6 @@ def coverage(session: nox.Session) -> None:
 @nox.session(python=["3.11", "3.12", "3.13", "3.14"], default=False)
 def python(session: nox.Session) -> None:
     """All suites on a named Python; fails where that Python is missing."""
-    install(session, "test", "postgres")
+    install(session, "test", "postgres", "redis", "dynamodb", "mongo")
     for name in SUITES:
         suite(session, name)

@@ -1,4 +1,4 @@
-"""A chat in FastAPI: routes of your own, users, and a run that survives its tab.
+"""A chat in FastAPI: routes of your own, users, a run that survives its tab, and approvals.
 
 ``uvicorn fastapi_app:app`` in this folder runs it. Who is logged in stands in a header here; an
 application takes it from its session.
@@ -16,6 +16,7 @@ from chatkeep.delivery import Delivery
 from chatkeep.engine import chat
 from chatkeep.testkit.scripted import ScriptedModel, scripted_tools
 from chatkeep.web import (
+    cancel_response,
     chat_router,
     parse_chat_request,
     problem_of,
@@ -74,6 +75,12 @@ async def load(request: Request) -> Response:
     if watched is not None:
         return watched  # a join
     return await reconstruct_chat(persistence.scoped(user), request)
+
+
+@app.delete("/own/chat")
+async def give_up(request: Request) -> Response:
+    user = user_of(request)
+    return await cancel_response(request, persistence.scoped(user), delivery, scope=user)
 
 
 @app.exception_handler(ChatkeepError)

@@ -23,7 +23,7 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 
-from chatkeep import Persistence, Scope, open_persistence
+from chatkeep import Persistence, Scope, compose_persistence, open_persistence
 from chatkeep.delivery import StoredLog
 from chatkeep.engine import ChatContext, ChatMiddleware, ChatStream, ToolCallInfo, chat
 from chatkeep.persistence import with_persistence
@@ -135,6 +135,7 @@ def main() -> None:
     parser.add_argument("--stored-log", action="store_true", help="events in the database too")
     parser.add_argument("--drafts", action="store_true", help="store answers while they stream")
     parser.add_argument("--draft-ms", type=int, default=1_000, help="time between two drafts")
+    parser.add_argument("--without", nargs="*", default=[], help="stores to leave out")
     parser.add_argument("--calls", type=Path, help="file that takes down the tools that run")
     parser.add_argument("--drain", type=float, default=2.0, help="seconds for runs at shutdown")
     parser.add_argument("--heartbeat", type=float, default=15.0, help="seconds of silence")
@@ -143,6 +144,10 @@ def main() -> None:
     logging.basicConfig(level=options.log_level.upper())
 
     persistence = open_persistence(options.store)
+    if options.without:
+        persistence = compose_persistence(
+            persistence, overrides=dict.fromkeys(options.without, False)
+        )
     chats = make_router(persistence, options)
     app = make_app(persistence, chats)
     config = uvicorn.Config(app, log_level=options.log_level, timeout_graceful_shutdown=5)

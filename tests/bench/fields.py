@@ -12,15 +12,19 @@ import psycopg
 
 from bench.contenders import Chatkeep, Contender, Floor
 from bench.measure import written_by_process
-from bench.references import RefAiosqlite, RefAsyncpg, RefCore
+from bench.references import RefAiosqlite, RefAsyncpg, RefCore, RefRedis
 from chatkeep.backends import open_persistence
+from chatkeep_redis import redis_persistence
 from chatkeep_sql import postgres_persistence, sqlite_persistence
 from servers import Database, PostgresDriver, PostgresProcess, TcpProxy
+from servers.redis import RedisClusterProcesses, RedisProcess
 
 __all__ = ["FIELDS", "Field"]
 
 _POOL = 32
-"""Connections of every pool on PostgreSQL, ours and the references'."""
+"""Connections of every pool, ours and the references'."""
+
+_EVERYSEC = {"appendfsync": "everysec"}
 
 
 @dataclass(kw_only=True)
@@ -144,4 +148,61 @@ async def _behind_proxy(name: str, database: Database) -> AsyncGenerator[tuple[C
             yield Chatkeep(f"{name} counted", persistence.backends[0]), proxy
 
 
-FIELDS = {"memory": memory, "sqlite": sqlite, "postgres": postgres}
+@asynccontextmanager
+async def redis() -> AsyncGenerator[Field]:
+    """A server of our own that logs every write and syncs once a second."""
+    with RedisProcess(settings=_EVERYSEC) as server, server.client() as admin:
+
+        async def written() -> int:
+            return int(admin.info("persistence")["aof_current_size"])
+
+        facts = admin.info("server")
+        reference = RefRedis(server.url(), _POOL)
+        async with redis_persistence(server.url(), max_connections=_POOL) as persistence:
+            yield Field(
+                title="Redis",
+                settings={
+                    "version": facts.get("valkey_version") or facts["redis_version"],
+                    **_EVERYSEC,
+                    "pool": str(_POOL),
+                },
+                ours=[(Chatkeep("chatkeep redis", persistence.backends[0]), Floor(reference))],
+                written=written,
+                written_is="bytes of the append-only file",
+                behind=lambda name: _redis_behind_proxy(name, server),
+            )
+        await reference.close()
+
+
+@asynccontextmanager
+async def redis_cluster() -> AsyncGenerator[Field]:
+    """Three servers of the same kind that share the slots."""
+    cluster = RedisClusterProcesses(settings=_EVERYSEC)
+    try:
+        cluster.start()
+        async with redis_persistence(cluster.url(), max_connections=_POOL) as persistence:
+            yield Field(
+                title="Redis Cluster",
+                settings={"nodes": "3", **_EVERYSEC, "pool": str(_POOL)},
+                ours=[(Chatkeep("chatkeep redis cluster", persistence.backends[0]), None)],
+            )
+    finally:
+        cluster.close()
+
+
+@asynccontextmanager
+async def _redis_behind_proxy(
+    name: str, server: RedisProcess
+) -> AsyncGenerator[tuple[Chatkeep, TcpProxy]]:
+    with server.proxy() as proxy:
+        async with redis_persistence(server.url(proxy=proxy), prefix="counted") as persistence:
+            yield Chatkeep(f"{name} counted", persistence.backends[0]), proxy
+
+
+FIELDS = {
+    "memory": memory,
+    "sqlite": sqlite,
+    "postgres": postgres,
+    "redis": redis,
+    "redis-cluster": redis_cluster,
+}

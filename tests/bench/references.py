@@ -11,12 +11,13 @@ from typing import Any, ClassVar
 
 import aiosqlite
 import orjson
+from redis.asyncio import BlockingConnectionPool, Redis
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from chatkeep.records import ModelMessage
 
-__all__ = ["RefAiosqlite", "RefAsyncpg", "RefCore", "Reference"]
+__all__ = ["RefAiosqlite", "RefAsyncpg", "RefCore", "RefRedis", "Reference"]
 
 _TABLE = (
     "create table if not exists ref (thread text, seq bigint, body text, primary key (thread, seq))"
@@ -78,6 +79,31 @@ class RefAsyncpg(Reference):
     async def load(self, thread: str) -> list[ModelMessage]:
         rows = await self._pool.fetch("select body from ref where thread = $1 order by seq", thread)
         return [orjson.loads(row[0]) for row in rows]
+
+
+class RefRedis(Reference):
+    """redis-py with a pool that waits: a list of bodies, one MULTI with a push a boundary."""
+
+    name = "ref redis-py"
+
+    def __init__(self, url: str, pool: int = 10) -> None:
+        super().__init__()
+        connections: Any = BlockingConnectionPool
+        self._client: Any = Redis.from_pool(connections.from_url(url, max_connections=pool))
+
+    async def open(self) -> None:
+        await self._client.ping()
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+    async def append(self, thread: str, messages: Sequence[ModelMessage]) -> None:
+        async with self._client.pipeline(transaction=True) as boundary:
+            boundary.rpush(f"ref:{thread}", *(orjson.dumps(m) for m in messages))
+            await boundary.execute()
+
+    async def load(self, thread: str) -> list[ModelMessage]:
+        return [orjson.loads(body) for body in await self._client.lrange(f"ref:{thread}", 0, -1)]
 
 
 class RefCore(Reference):

@@ -106,6 +106,11 @@ def _own(shape: str) -> Mapping[str, Any]:
 
 def checked_out(backend: Backend) -> int:
     """Connections of a backend that are in use; 0 for one that has none."""
+    if backend.name == "mongodb":
+        client: Any = getattr(backend, "_db")._client  # noqa: B009
+        # Of Motor's client, the one that it is wrapped around.
+        topology = getattr(client, "_topology", None) or client.delegate._topology
+        return sum(server.pool.active_sockets for server in topology._servers.values())
     space: Any = getattr(backend, "_space", None)
     if space is not None:
         return int(space.runner.in_use)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ from chatkeep_dynamodb import open_url as open_dynamodb
 from chatkeep_redis import redis_persistence
 from chatkeep_sql import postgres_persistence, sqlite_persistence
 from conformance.bags import checked_out
+from conformance.mongo_clients import opened
 from servers import Postgres
 from servers.dynamodb import DynamoTable
+from servers.mongo import MongoDatabase
 from servers.postgres import PostgresDriver
 from servers.redis import RedisSpace
 
@@ -26,6 +29,8 @@ COLUMNS = [
     pytest.param("redis", marks=pytest.mark.redis),
     pytest.param("redis cluster", marks=pytest.mark.redis),
     pytest.param("dynamodb", marks=pytest.mark.dynamodb),
+    pytest.param("mongo", marks=pytest.mark.mongo),
+    pytest.param("motor", marks=pytest.mark.mongo),
 ]
 
 
@@ -37,7 +42,9 @@ async def fresh(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
         assert [checked_out(b) for b in persistence.backends] == [0]
 
 
-def _make(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Persistence]:
+def _make(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> Callable[[], AbstractAsyncContextManager[Persistence]]:
     kind: Any = request.param
     if kind == "memory":
         return memory_persistence
@@ -50,6 +57,9 @@ def _make(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Persis
     if kind == "dynamodb":
         table: DynamoTable = request.getfixturevalue("dynamodb_table")
         return lambda: open_dynamodb(table.url())
+    if kind in ("mongo", "motor"):
+        place: MongoDatabase = request.getfixturevalue("mongo_database")
+        return lambda: opened(kind, place)
     server: Postgres = request.getfixturevalue("postgres")
     database = server.create_database()
     request.addfinalizer(lambda: server.drop_database(database))

@@ -5,16 +5,21 @@ from __future__ import annotations
 import os
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
+from motor.motor_asyncio import AsyncIOMotorClient
 
-from chatkeep import memory_persistence
+from chatkeep import Persistence, memory_persistence
 from chatkeep.testkit.state_machine import StateMachineReport, run_state_machine
 from chatkeep_dynamodb import open_url as open_dynamodb
+from chatkeep_mongo import mongo_persistence
 from chatkeep_redis import redis_persistence
 from chatkeep_sql import postgres_persistence, sqlite_persistence
+from conformance.mongo_clients import MongoClientKind
 from servers import Postgres
 from servers.dynamodb import DynamoDB
+from servers.mongo import MongoServer
 from servers.postgres import PostgresDriver
 from servers.redis import RedisServer
 
@@ -99,5 +104,29 @@ def test_dynamodb_answers_as_memory_does(dynamodb: DynamoDB) -> None:
                 max_examples=EXAMPLES,
                 stateful_step_count=STEPS,
                 random_seed=SEED,
+            )
+        )
+
+
+@pytest.mark.mongo
+@pytest.mark.parametrize("client", ["mongo", "motor"])
+def test_mongodb_answers_as_memory_does(mongo: MongoServer, client: MongoClientKind) -> None:
+    """MongoDB gives the results and errors of the reference backend, with both clients."""
+    with mongo.database() as database, ExitStack() as stack:
+
+        def make() -> Persistence:
+            if client == "mongo":
+                return mongo_persistence(database.url())
+            motor: AsyncIOMotorClient[Any] = AsyncIOMotorClient(database.url())
+            stack.callback(motor.close)
+            return mongo_persistence(motor, database.name)
+
+        prove(
+            run_state_machine(
+                make,
+                max_examples=EXAMPLES,
+                stateful_step_count=STEPS,
+                random_seed=SEED,
+                name=client,
             )
         )

@@ -16,7 +16,7 @@ from chatkeep.codec import JsonValue, decode, encode
 from chatkeep.compose import compose_persistence, define_activity_store, define_message_store
 from chatkeep.errors import ChatkeepError, InterruptConflict
 from chatkeep.memory import MemoryBackend
-from chatkeep.records import UNSET, InterruptRecord, ModelMessage, RunRecord
+from chatkeep.records import UNSET, ActivityRecord, InterruptRecord, ModelMessage, RunRecord
 from chatkeep.rules import encode_messages
 from chatkeep.scope import EMPTY_SCOPE
 from chatkeep.stores import TurnCommit, TurnReceipt, VersionedValue, ViewQuery
@@ -371,6 +371,20 @@ def sorts_activities(_: pytest.MonkeyPatch) -> Persistence:
     return compose_persistence(memory_persistence(), overrides={"activities": store})
 
 
+def keeps_known_columns_of_activities(_: pytest.MonkeyPatch) -> Persistence:
+    rows: dict[str, list[Any]] = {}
+    columns = ("id", "activity_type", "content", "index", "metadata")
+
+    async def load_activities(thread_id: str) -> Any:
+        return [ActivityRecord(**row) for row in rows.get(thread_id, [])]
+
+    async def save_activities(thread_id: str, activities: Any) -> None:
+        rows[thread_id] = [{name: getattr(a, name) for name in columns} for a in activities]
+
+    store = define_activity_store(load_activities=load_activities, save_activities=save_activities)
+    return compose_persistence(memory_persistence(), overrides={"activities": store})
+
+
 def lists_by_creation(patch: pytest.MonkeyPatch) -> Persistence:
     class Listing(MemoryBackend):
         async def _commit_turn(self, commit: TurnCommit) -> TurnReceipt:
@@ -542,6 +556,9 @@ _MUTANTS: dict[Mutant, list[Case]] = {
             c.TestActivities.test_changing_what_was_passed_or_returned_changes_nothing_stored,
             {},
         ),
+    ],
+    keeps_known_columns_of_activities: [
+        (c.TestActivities.test_the_place_and_the_run_of_a_row_round_trip, {}),
     ],
     lists_by_creation: [
         (c.TestThreadAdmin.test_the_list_is_newest_first_and_pages_cover_it, {}),

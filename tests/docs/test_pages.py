@@ -11,6 +11,7 @@ import pytest
 from chatkeep import errors
 from docs.pages import ROOT, blocks, pages, run_page
 from servers import Database
+from servers.redis import RedisSpace
 
 pytestmark = [pytest.mark.docs, pytest.mark.anyio]
 
@@ -26,10 +27,13 @@ async def test_every_python_block_of_a_page_runs(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     postgres_database: Database,
+    redis_space: RedisSpace,
 ) -> None:
-    """In an empty directory; ``DATABASE_URL`` names an empty PostgreSQL database."""
+    """In an empty directory; ``DATABASE_URL`` names an empty PostgreSQL database, ``REDIS_URL`` a
+    Redis server."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DATABASE_URL", postgres_database.url("psycopg"))
+    monkeypatch.setenv("REDIS_URL", redis_space.server.url())
     await run_page(page)
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from chatkeep.testkit.tab import Tab
 from e2e.server import ChatServer
+from servers.mongo import MongoServer
 from servers.postgres import Postgres
 from servers.redis import RedisServer
 
@@ -23,6 +24,7 @@ DURABLE = [
     pytest.param("psycopg", marks=pytest.mark.postgres),
     pytest.param("asyncpg", marks=pytest.mark.postgres),
     pytest.param("redis", marks=pytest.mark.redis),
+    pytest.param("mongo", marks=pytest.mark.mongo),
 ]
 STORES = ["memory", *DURABLE]
 
@@ -46,6 +48,9 @@ def new_store(
             if kind == "redis":
                 redis: RedisServer = request.getfixturevalue("redis_server")
                 return stack.enter_context(redis.space()).url()
+            if kind == "mongo":
+                mongo: MongoServer = request.getfixturevalue("mongo")
+                return stack.enter_context(mongo.database()).url()
             server: Postgres = request.getfixturevalue("postgres")
             return stack.enter_context(server.database()).url(kind)  # type: ignore[arg-type]
 

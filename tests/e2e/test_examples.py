@@ -79,6 +79,40 @@ async def test_an_app_talks_and_remembers(
     assert comparable(fresh.messages) == comparable(tab.messages)
 
 
+@pytest.mark.parametrize(
+    ("module", "path"),
+    [
+        ("minimal_app", "/api/chat"),
+        ("fastapi_app", "/api/chat"),
+        ("fastapi_app", "/own/chat"),
+    ],
+)
+async def test_an_app_asks_and_takes_the_answer_after_a_restart(
+    serve: Callable[[str, str], ChatServer], http: httpx.AsyncClient, module: str, path: str
+) -> None:
+    """An approval that waits outlives the server; a question that is given up goes with its run."""
+    server = serve(module, path)
+    headers = {"x-user": "ada"}
+    tab = Tab(http, server.url, "t", headers=headers)
+    exchange = await tab.send("SCENARIO:approval")
+    assert exchange.outcome == "interrupt"
+    server.kill()
+    server.start()
+    fresh = Tab(http, server.url, "t", headers=headers)
+    await fresh.load()
+    assert comparable(fresh.messages) == comparable(tab.messages)
+    assert [d["id"] for d in fresh.pending] == [d["id"] for d in exchange.interrupts]
+    fresh.approve()
+    assert (await fresh.resume()).outcome == "success"
+    assert fresh.text == 'Email outcome: {"sent":true,"to":"ada@example.com"}'
+    again = await fresh.send("SCENARIO:approval")
+    answer = await fresh.cancel_run(again.run_id)
+    assert (answer.status_code, answer.json()["outcome"]) == (200, "cancelled")
+    last = Tab(http, server.url, "t", headers=headers)
+    assert (await last.load())["interrupts"] is None
+    assert (await last.send("SCENARIO:text")).outcome == "success"
+
+
 @pytest.mark.parametrize("path", ["/api/chat", "/own/chat"])
 async def test_users_of_the_fastapi_app_see_their_own(
     serve: Callable[[str, str], ChatServer], http: httpx.AsyncClient, path: str

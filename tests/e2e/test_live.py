@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -46,7 +46,7 @@ class Pair:
 
 
 @contextmanager
-def two_servers(store: str) -> Iterator[list[ChatServer]]:
+def two_servers(store: str) -> Generator[list[ChatServer]]:
     """They must not log an error."""
     with ExitStack() as stack:
         servers = [ChatServer(store, *LIVE) for _ in range(2)]

@@ -73,6 +73,17 @@ async def test_a_success_that_looks_like_a_failure_is_a_success(new_tab: NewTab)
     assert part["state"] == "complete"
 
 
+async def test_a_large_output_comes_back_whole(new_tab: NewTab) -> None:
+    """A megabyte of text is an answer like any other."""
+    tab = new_tab(tools=browser_tools())
+    tab = await paused(new_tab, tab, await tab.send("SCENARIO:client-tool-noschema"))
+    large = "\u00e9\n" * (1 << 19)
+    tab.output(value=large)
+    assert (await tab.resume()).outcome == "success"
+    assert tab.text == f"Color outcome: {large}"
+    await reloaded(new_tab, tab)
+
+
 async def test_an_output_that_the_schema_refuses_is_refused(
     server: ChatServer, new_tab: NewTab
 ) -> None:

@@ -77,12 +77,13 @@ RECORD = {"name": "Ada", "age": 36}
 RAW = '{"name":"Ada","age":36}'
 
 
+@pytest.mark.parametrize("tool", [False, True], ids=["", "tool"])
 @pytest.mark.parametrize("how", ["native", "separate", "event"])
-async def test_a_structured_answer_comes_back_as_one(new_tab: NewTab, how: str) -> None:
+async def test_a_structured_answer_comes_back_as_one(new_tab: NewTab, how: str, tool: bool) -> None:
     """However the model makes it: the part is complete, the next turn posts it as text and does
     not wipe it, and the model is told its raw text."""
     tab = new_tab()
-    exchange = await tab.send(f'SCENARIO:structured {{"as": "{how}"}}')
+    exchange = await tab.send(f"SCENARIO:structured {json.dumps({'as': how, 'tool': tool})}")
     well_formed(exchange)
     assert exchange.outcome == "success"
     fresh = await reloaded(new_tab, tab)

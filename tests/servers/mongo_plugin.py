@@ -19,7 +19,7 @@ from servers.marks import mark_by_fixture
 from servers.mongo import GivenMongo, MongoDatabase, MongoProcess, MongoServer
 from servers.process import ServerError
 
-_MARKS = dict.fromkeys(("mongo", "mongo_database", "own_mongo"), "mongo")
+_MARKS = {"mongo": "mongo", "mongo_database": "mongo", "own_mongo": "mongo"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -53,13 +53,13 @@ class RedisSpace:
         url = self.server.url(proxy=proxy)
         return f"{url}{'&' if '?' in url else '?'}prefix={self.prefix}"
 
-    def keys(self) -> list[str]:
-        """The keys there are."""
+    def names(self) -> list[str]:
+        """The names of the keys there are."""
         return [key for key in self.server.all_keys() if key.startswith(f"{self.prefix}:")]
 
     def clear(self) -> None:
         """Delete them."""
-        self.server.delete(self.keys())
+        self.server.delete(self.names())
 
 
 class RedisServer(abc.ABC):
@@ -194,12 +194,13 @@ class RedisProcess(ServerProcess, RedisServer):
 class _Node(RedisProcess):
     name = "redis-cluster"
 
-    def __init__(self) -> None:
+    def __init__(self, settings: dict[str, str] | None) -> None:
         super().__init__(
             settings={
                 "cluster-enabled": "yes",
                 "cluster-node-timeout": "2000",
                 "cluster-port": str(free_port()),
+                **(settings or {}),
             }
         )
 
@@ -207,8 +208,8 @@ class _Node(RedisProcess):
 class RedisClusterProcesses(RedisServer):
     """A cluster of three, each with a third of the slots and without replicas."""
 
-    def __init__(self) -> None:
-        self.nodes = [_Node() for _ in range(3)]
+    def __init__(self, *, settings: dict[str, str] | None = None) -> None:
+        self.nodes = [_Node(settings) for _ in range(3)]
 
     def url(self, *, proxy: TcpProxy | None = None) -> str:
         if proxy is not None:

@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 
 from servers import Database
+from servers.redis import RedisSpace
 
 pytestmark = [pytest.mark.packaging, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("chatkeep", "chatkeep-sql")
+PACKAGES = ("chatkeep", "chatkeep-sql", "chatkeep-redis")
 
 Run = Callable[..., str]
 
@@ -102,7 +103,7 @@ def test_the_metadata_says_what_the_packages_are(wheels: Path) -> None:
     [metadata] = [t for f, t in contents(wheels, "chatkeep").items() if f.endswith("METADATA")]
     assert "License-Expression: MIT" in metadata
     assert "Requires-Python: >=3.11" in metadata
-    for extra in ("sqlite", "postgres", "web", "testkit"):
+    for extra in ("sqlite", "postgres", "redis", "web", "testkit"):
         assert f"Provides-Extra: {extra}" in metadata
 
 
@@ -115,7 +116,12 @@ assert not absent & set(sys.modules), absent & set(sys.modules)
 
 from chatkeep import open_persistence
 from chatkeep.errors import MissingExtra
-for url, extra in (("sqlite:///x.db", "sqlite"), ("postgresql://h/d", "postgres")):
+for url, extra in (
+    ("sqlite:///x.db", "sqlite"),
+    ("postgresql://h/d", "postgres"),
+    ("redis://h", "redis"),
+    ("rediss+cluster://h", "redis"),
+):
     try:
         open_persistence(url)
     except MissingExtra as error:
@@ -179,7 +185,7 @@ def test_the_readme_lines_make_a_chat_that_survives_on_sqlite(
     assert (tmp_path / "chat.db").exists()
 
 
-POSTGRES = """
+HELLO = """
 import asyncio, sys
 from chatkeep import open_persistence
 
@@ -201,7 +207,19 @@ def test_the_postgres_extra_is_all_that_a_server_needs(
     programs = installed("chatkeep[postgres]")
     for driver in ("psycopg", ""):
         url = postgres_database.url(driver)  # type: ignore[arg-type]
-        assert "Hello" in run(programs / "python", "-c", POSTGRES, url, cwd=tmp_path)
+        assert "Hello" in run(programs / "python", "-c", HELLO, url, cwd=tmp_path)
+
+
+def test_the_redis_extra_is_all_that_a_server_and_a_cluster_need(
+    installed: Callable[..., Path],
+    tmp_path: Path,
+    redis_space: RedisSpace,
+    redis_cluster_space: RedisSpace,
+) -> None:
+    """The scripts are in the wheel."""
+    programs = installed("chatkeep[redis]")
+    for space in (redis_space, redis_cluster_space):
+        assert "Hello" in run(programs / "python", "-c", HELLO, space.url(), cwd=tmp_path)
 
 
 def test_the_command_says_what_it_can_do(installed: Callable[..., Path], tmp_path: Path) -> None:

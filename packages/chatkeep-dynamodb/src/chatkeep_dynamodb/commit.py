@@ -18,7 +18,7 @@ import logging
 import random
 from dataclasses import dataclass, replace
 
-from chatkeep.errors import ChatkeepError, CorruptRecord, RecordTooLarge
+from chatkeep.errors import BackendUnavailable, ChatkeepError, CorruptRecord, RecordTooLarge
 from chatkeep.stores import TurnReceipt
 from chatkeep_dynamodb import leftovers
 from chatkeep_dynamodb.client import Action
@@ -81,13 +81,13 @@ async def apply(place: Place, encoded: EncodedCommit) -> TurnReceipt:
         ahead: list[_Ahead] = []
         try:
             return await _commit(place, encoded, ahead)
-        except BaseException:
+        except BaseException as error:
             # Perhaps it was applied: what is remembered may be behind.
             place.memory.forget(place.scope, thread_id)
+            if isinstance(error, ChatkeepError) and not isinstance(error, BackendUnavailable):
+                for left in ahead:
+                    await _discard(place, left.leftover)
             raise
-        finally:
-            for left in ahead:
-                await _discard(place, left.leftover)
 
 
 async def _commit(place: Place, encoded: EncodedCommit, ahead: list[_Ahead]) -> TurnReceipt:
@@ -132,7 +132,8 @@ async def _commit(place: Place, encoded: EncodedCommit, ahead: list[_Ahead]) -> 
             state = _as_it_is(error, known)
             refused += 1
             if ahead and error.reasons[_marker_index(plan)].code is not None:
-                ahead.pop()  # somebody has begun to remove them
+                # A sweep has begun to remove them; what was on its way then is removed here.
+                await _discard(place, ahead.pop().leftover)
             if refused > 1:
                 await asyncio.sleep(min(0.25, 0.004 * 2 ** min(refused, 6)) * random.random())
             continue

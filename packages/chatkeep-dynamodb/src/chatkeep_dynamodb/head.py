@@ -8,9 +8,11 @@ thread never repeats one. A cut is named the same way, after the commit that mad
 Open runs (not ended) and pending interrupts are named here with the version in which they were
 last written: a reader knows by that whether it has met them as this head left them.
 
-A remembered commit is one line, newest first: 12 characters that stand for its id, its version,
-the version of the transcript then, the newest number, the numbers that it made live (``-`` for
-none), and marks (1: a run was created, 2: a cut was made).
+A remembered commit is one line, newest first: 10 characters that stand for its id, its version,
+the numbers that it made live (``5-7``, ``2-3,5``, ``-`` for none), and marks (1: a run was created,
+2: a cut was made). One that made none live goes on with how far the transcript's version was
+behind, and the newest number. The head is written with every commit, and a kilobyte is what it
+should cost: a line is short.
 """
 
 from __future__ import annotations
@@ -102,20 +104,23 @@ class Head:
             if not line.startswith(mark):
                 continue
             try:
-                version, transcript, newest, numbers, marks = line.split(" ")[1:]
+                version, made_live, marks, *rest = line.split(" ")[1:]
+                numbers = rg.expand(rg.read_ranges(made_live.strip("-"), line))
+                behind, newest = (int(field) for field in rest or (0, numbers[-1]))
+                transcript = int(version) - behind
                 return TurnReceipt(
-                    revision=version_name(int(transcript), self.incarnation)
-                    if int(transcript)
+                    revision=version_name(transcript, self.incarnation)
+                    if transcript
                     else NO_THREAD,
-                    newest=int(newest),
-                    numbers=rg.expand(rg.read_ranges(numbers.strip("-"), line)),
+                    newest=newest,
+                    numbers=numbers,
                     created_run=bool(int(marks) & _CREATED_RUN),
                     cut_id=version_name(int(version), self.incarnation)
                     if int(marks) & _MADE_CUT
                     else None,
                     replayed=True,
                 )
-            except ValueError as error:
+            except (ValueError, IndexError) as error:
                 what = f"thread {self.thread_id!r}"
                 raise CorruptRecord(what, f"commit line {line!r}") from error
         return None
@@ -153,9 +158,12 @@ class Head:
         if self.rows:
             item["activities"] = _write_rows(self.rows)
         if self.open_runs or self.pending:
-            runs = list(self.open_runs.items())
-            pending = [[*key, version] for key, version in self.pending.items()]
-            item["open"] = orjson.dumps({"runs": runs, "interrupts": pending})
+            named: dict[str, Any] = {}
+            if self.open_runs:
+                named["runs"] = list(self.open_runs.items())
+            if self.pending:
+                named["interrupts"] = [[*key, version] for key, version in self.pending.items()]
+            item["open"] = orjson.dumps(named)
         if self.unborn:
             item["unborn"] = True
             return item
@@ -233,17 +241,18 @@ def parse_cut_id(cut_id: str, incarnation: str) -> int | None:
 
 
 def commit_mark(commit_id: str) -> str:
-    """12 characters that stand for a commit id of any length, without space or line break."""
-    return base64.urlsafe_b64encode(
-        hashlib.blake2b(commit_id.encode(), digest_size=9).digest()
-    ).decode()
+    """10 characters that stand for a commit id of any length, without space or line break."""
+    digest = hashlib.blake2b(commit_id.encode(), digest_size=9).digest()
+    return base64.urlsafe_b64encode(digest).decode()[:10]
 
 
 def commit_line(mark: str, head: Head, *, numbers: rg.Ranges, created_run: bool, cut: bool) -> str:
     """The line by which ``head``, as it is after the commit, remembers it."""
     marks = _CREATED_RUN * created_run + _MADE_CUT * cut
-    made_live = rg.write_ranges(numbers) or "-"
-    return f"{mark} {head.version} {head.transcript_version} {head.newest} {made_live} {marks}"
+    line = f"{mark} {head.version} {rg.write_ranges(numbers) or '-'} {marks}"
+    if numbers:
+        return line
+    return f"{line} {head.version - head.transcript_version} {head.newest}"
 
 
 # A list of rows: numbers that follow each other are a range, a row in chunks is "number*parts".

@@ -109,7 +109,8 @@ async def _read_rows(place: Place, encoded: EncodedCommit, known: Known) -> None
     pk = thread_pk(head.scope, head.thread_id)
     keys: list[Key] = []
     run_id = encoded.run_id
-    if run_id is not None and (commit.run or commit.lease_token or commit.claims):
+    needs_run = commit.run is not None or commit.lease_token is not None or bool(commit.claims)
+    if run_id is not None and needs_run:
         open_run = known.state.run(run_id)
         if open_run is not None:
             known.runs[run_id] = open_run
@@ -137,7 +138,7 @@ async def _read_rows(place: Place, encoded: EncodedCommit, known: Known) -> None
     if not keys or not head.version:
         return
     _take(known, (await fetch(place.table, keys)).values())
-    if run_id in head.open_runs and run_id not in known.runs:
+    if needs_run and run_id in head.open_runs and run_id not in known.runs:
         raise Moved(f"run {run_id!r}")
     for key in head.pending:
         if key[1] in named and key not in known.interrupts:

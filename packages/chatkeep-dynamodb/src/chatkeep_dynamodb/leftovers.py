@@ -61,14 +61,14 @@ async def sweep(place: Place, limit: int) -> int:
 async def take(table: Table, item: Item) -> None:
     """Remove what is left over, unless its commit comes first."""
     try:
-        await table.update(
+        taken = await table.update(
             key_of(item), {"taken": True}, Condition.equal(incarnation=item["incarnation"])
         )
     except ClientError as error:
         if error_code(error) != "ConditionalCheckFailedException":
             raise
-        return
-    await clear(table, item)
+        return  # its commit came first, or another sweep
+    await clear(table, taken)
 
 
 async def clear(table: Table, item: Item) -> None:

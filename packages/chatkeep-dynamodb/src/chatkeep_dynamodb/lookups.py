@@ -18,10 +18,11 @@ from chatkeep_dynamodb.client import Action, Condition, gather
 from chatkeep_dynamodb.errors import Cancelled, error_code
 from chatkeep_dynamodb.fetch import fetch, read_head
 from chatkeep_dynamodb.head import Head
-from chatkeep_dynamodb.items import TRANSACTION_BYTES, TRANSACTION_ITEMS, Item, Key, sizes
+from chatkeep_dynamodb.items import TRANSACTION_BYTES, TRANSACTION_ITEMS, Item, Key, key_of, sizes
 from chatkeep_dynamodb.keys import (
     CHILD,
     DRAFT,
+    HEAD,
     LOOKUP,
     RUN,
     SHARDS,
@@ -168,9 +169,20 @@ async def find_run(place: Place, run_id: str) -> RunRecord | None:
     lookup = await place.table.get((run_pk(place.scope, run_id), LOOKUP))
     if lookup is None:
         return None
-    key = _run_key(place, lookup)
-    rows = (await fetch(place.table, [key])).get(key)
-    return None if rows is None else StoredRun.from_item(rows[0], rows[1:]).record
+    found = await _living(place, [_run_key(place, lookup)])
+    return found[0][1].record if found else None
+
+
+async def _living(place: Place, keys: Sequence[Key]) -> list[tuple[Item, StoredRun]]:
+    """Runs by their keys, each with its row, but for those of threads that were deleted."""
+    heads = [(pk, HEAD) for pk, _ in keys]
+    rows = await fetch(place.table, [*keys, *heads])
+    incarnations = {pk: found[0]["incarnation"] for (pk, sk), found in rows.items() if sk == HEAD}
+    return [
+        (found[0], StoredRun.from_item(found[0], found[1:]))
+        for pk, sk in keys
+        if (found := rows.get((pk, sk))) is not None and sk.split("/")[1] == incarnations.get(pk)
+    ]
 
 
 def _run_key(place: Place, lookup: Item) -> Key:
@@ -192,13 +204,11 @@ async def list_child_runs(place: Place, parents: Sequence[str]) -> dict[str, lis
         ]
     )
     keys = [_run_key(place, child) for own in children for child in own]
-    rows = await fetch(place.table, keys) if keys else {}
-    found: dict[str, list[RunRecord]] = {}
-    for parent, own in zip(asked, children, strict=True):
-        runs = [rows[key] for key in (_run_key(place, child) for child in own) if key in rows]
-        stored = [StoredRun.from_item(row[0], row[1:]) for row in runs]
-        stored.sort(key=lambda run: (run.record.started_at, run.created))
-        found[parent] = [run.record for run in stored]
+    runs = [run for _, run in await _living(place, keys)] if keys else []
+    runs.sort(key=lambda run: (run.record.started_at, run.created))
+    found: dict[str, list[RunRecord]] = {parent: [] for parent in asked}
+    for run in runs:
+        found[run.record.parent_run_id or ""].append(run.record)
     return found
 
 
@@ -264,13 +274,11 @@ async def _chosen(
     with their drafts."""
     if not items:
         return []
-    rows = await fetch(place.table, [(item["pk"], item["sk"]) for item in items])
     due: list[tuple[int, int, StoredRun, Item]] = []
-    for found in rows.values():
-        run = StoredRun.from_item(found[0], found[1:])
+    for row, run in await _living(place, [key_of(item) for item in items]):
         moment = when(run) if run.record.status == "running" else None
         if moment is not None:
-            due.append((moment, run.created, run, found[0]))
+            due.append((moment, run.created, run, row))
     due.sort(key=lambda row: row[:2])
     chosen = due[:limit]
     if not chosen:

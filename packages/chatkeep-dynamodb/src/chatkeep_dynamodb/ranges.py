@@ -113,10 +113,7 @@ def read_ranges(text: str, what: str) -> Ranges:
     Raises:
         CorruptRecord: it is none.
     """
-    if not text:
-        return ()
-    try:
-        pairs = [part.partition("-") for part in text.split(",")]
-        return tuple((int(first), int(last or first)) for first, _, last in pairs)
-    except ValueError as error:
-        raise CorruptRecord(what, f"ranges {text[:40]!r}") from error
+    pairs = [part.partition("-") for part in text.split(",")] if text else []
+    if not all(first.isdigit() and (last.isdigit() or not dash) for first, dash, last in pairs):
+        raise CorruptRecord(what, f"ranges {text[:40]!r}")
+    return tuple((int(first), int(last or first)) for first, _, last in pairs)

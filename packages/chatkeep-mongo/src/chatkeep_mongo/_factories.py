@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import unquote, urlsplit
 
@@ -50,9 +52,13 @@ def mongo_persistence(
     given = cast("object", url_or_client)
     owned = isinstance(given, str)
     if isinstance(given, str):
-        client, named = _client(given)
+        make, named = _client(given)
         name = _checked(database or named or _DATABASE)
-        driver = Driver(client, name)
+        try:
+            driver = Driver(make, name)
+        except (InvalidURI, ConfigurationError, ValueError) as error:
+            # Its text may hold the URL, and that a password.
+            raise CompositionError(f"not a MongoDB URL: {type(error).__name__}") from None
     else:
         name = _checked(database or _DATABASE)
         driver = _driver(given, name)
@@ -79,20 +85,18 @@ def _driver(client: object, database: str) -> Driver:
     )
 
 
-def _client(url: str) -> tuple[AsyncMongoClient[dict[str, Any]], str | None]:
-    """A client of our own, and the database that the URL names."""
-    parts = urlsplit(url)
+def _client(url: str) -> tuple[Callable[[], AsyncMongoClient[dict[str, Any]]], str | None]:
+    """What makes a client of our own, and the database that the URL names."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        raise CompositionError("not a MongoDB URL: its host cannot be read") from None
     if parts.scheme.lower() not in {"mongodb", "mongodb+srv"}:
         raise CompositionError(f"not a MongoDB URL: {parts.scheme}://…")
     options: dict[str, Any] = {}
     if "serverselectiontimeoutms=" not in parts.query.lower():
         options["serverSelectionTimeoutMS"] = _SELECTION_MS
-    try:
-        client: AsyncMongoClient[dict[str, Any]] = AsyncMongoClient(url, **options)
-    except (InvalidURI, ConfigurationError, ValueError) as error:
-        # Its text may hold the URL, and that a password.
-        raise CompositionError(f"not a MongoDB URL: {type(error).__name__}") from error
-    return client, unquote(parts.path.strip("/")) or None
+    return partial(AsyncMongoClient, url, **options), unquote(parts.path.strip("/")) or None
 
 
 _NO_NAME = re.compile(r'[/\\. "$\x00]')

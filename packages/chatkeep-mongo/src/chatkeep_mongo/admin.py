@@ -12,7 +12,7 @@ from chatkeep.records import CutRecord, ModelMessage, ThreadInfo
 from chatkeep.rules import decode_cursor, encode_cursor, new_revision
 from chatkeep.scope import Scope
 from chatkeep.stores import ThreadList
-from chatkeep_mongo.bodies import Torn, drop_pieces
+from chatkeep_mongo.bodies import Torn, check_format, drop_pieces
 from chatkeep_mongo.commit import write_head
 from chatkeep_mongo.driver import Driver
 from chatkeep_mongo.found import Found, at_rest, find_head, load_drafts
@@ -141,6 +141,8 @@ async def _write(db: Driver, head: Head, after: Head, redo: Document, change: Do
 
 # ------------------------------------------------------------------------------ threads
 
+_TO_DELETE = {"t": 1, "stamp": 1, "version": 1, "gone": 1, "format": 1}
+
 
 async def delete_thread(db: Driver, scope: Scope, thread_id: str) -> bool:
     """Erase the thread, all that hangs on it, and the metadata under its id.
@@ -154,11 +156,12 @@ async def delete_thread(db: Driver, scope: Scope, thread_id: str) -> bool:
     for attempt in count():
         if attempt:
             await back_off(attempt)
-        heads = await db.find(THREADS, {"_id": key}, {"t": 1, "stamp": 1, "version": 1, "gone": 1})
+        heads = await db.find(THREADS, {"_id": key}, _TO_DELETE)
         if not heads:
             await delete_values(db, notes)
             return bool(notes)
         head = heads[0]
+        check_format(head, f"thread {thread_id!r}")
         if head.get("gone"):
             await find_head(db, key, thread_id, to_write=True)
             await delete_values(db, notes)

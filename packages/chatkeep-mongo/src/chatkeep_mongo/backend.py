@@ -72,6 +72,24 @@ class MongoBackend(Backend):
             timeout=self._timeout,
         )
 
+    # -- before the first chat ------------------------------------------------------
+
+    async def setup(self) -> None:
+        """See :class:`~chatkeep.backends.Backend`. Keeps no connection if nothing else was
+        asked yet: ``asyncio.run(persistence.migrate())`` may come before the server's loop."""
+        await super().setup()
+        await self._leave_unused()
+
+    async def check_schema(self) -> None:
+        """See :class:`~chatkeep.backends.Backend`; like :meth:`setup` it keeps no connection."""
+        await super().check_schema()
+        await self._leave_unused()
+
+    async def _leave_unused(self) -> None:
+        if self._owned and not self._shared.opened:
+            await self._db.start_over()
+            self._shared.loop = None
+
     # -- life ---------------------------------------------------------------------
 
     async def _open(self) -> None:

@@ -8,7 +8,7 @@ these commands read from the primary, write with majority and journal, and see p
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, cast
 
 from bson.codec_options import CodecOptions
@@ -34,15 +34,24 @@ class Driver:
     """A database of MongoDB.
 
     Args:
-        client: PyMongo's asyncio client.
+        client: PyMongo's asyncio client, or what makes one.
         database: name of the database.
     """
 
-    def __init__(self, client: AsyncMongoClient[Document], database: str) -> None:
+    def __init__(
+        self,
+        client: AsyncMongoClient[Document] | Callable[[], AsyncMongoClient[Document]],
+        database: str,
+    ) -> None:
+        self._make = client if callable(client) else None
+        self._name = database
+        self._use(client() if callable(client) else client)
+
+    def _use(self, client: AsyncMongoClient[Document]) -> None:
         self._client: Any = client
         # Options that a caller set for documents of its own would change ours.
         self._database: Any = self._client.get_database(
-            database,
+            self._name,
             codec_options=CodecOptions(),
             read_preference=ReadPreference.PRIMARY,
             write_concern=_DURABLE,
@@ -121,14 +130,6 @@ class Driver:
         done = await where.update_one(query, change)
         return bool(done.matched_count)
 
-    async def upsert(self, name: str, query: Document, change: Document) -> bool:
-        """Change one document, or insert it; False if another writer inserted it meanwhile."""
-        try:
-            await self._database[name].update_one(query, change, upsert=True)
-        except DuplicateKeyError:
-            return False
-        return True
-
     async def change(
         self,
         name: str,
@@ -183,6 +184,14 @@ class Driver:
     async def close(self) -> None:
         """Close the client."""
         await self._client.close()
+
+    async def start_over(self) -> None:
+        """Close the client and have a new one, which belongs to no event loop yet. Only for a
+        driver that makes its clients."""
+        if self._make is None:
+            raise AssertionError("this client is somebody else's")
+        await self.close()
+        self._use(self._make())
 
 
 class MotorDriver(Driver):

@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import bson
 
-from chatkeep_mongo.bodies import drop_pieces, split_pieces, together
+from chatkeep_mongo.bodies import check_format, drop_pieces, split_pieces, together
 from chatkeep_mongo.driver import Driver
 from chatkeep_mongo.layout import (
     ACTIVITIES,
@@ -165,11 +165,12 @@ async def complete(db: Driver, key: str) -> None:
 
     The record is read with majority: one that a failover may still undo is not acted on.
     """
-    fields = {"t": 1, "stamp": 1, "redo": 1, "gone": 1, "notes": 1}
+    fields = {"t": 1, "stamp": 1, "redo": 1, "gone": 1, "notes": 1, "thread_id": 1, "format": 1}
     found = await db.find(THREADS, {"_id": key}, fields, majority=True)
     if not found:
         return
     head = found[0]
+    check_format(head, f"thread {head.get('thread_id')!r}")
     if head.get("gone"):
         await delete_rest(db, key, head["t"], head["notes"])
     elif head["redo"] is not None:
@@ -186,7 +187,8 @@ async def _staged(db: Driver, t: str, redo: Document) -> Document | None:
     found = await db.find(PIECES, {"t": t, "piece": redo["piece"]}, sort=[("i", 1)])
     if len(found) != redo["parts"]:
         return None
-    return bson.decode(b"".join(row["data"] for row in found))
+    data = b"".join(row["data"] for row in found)
+    return cast("Document", cast("Any", bson).decode(data))
 
 
 async def delete_rest(db: Driver, key: str, t: str, notes: Iterable[Sequence[str]]) -> None:

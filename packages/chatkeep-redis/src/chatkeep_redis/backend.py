@@ -54,6 +54,21 @@ class RedisBackend(Backend):
 
     # -- life ---------------------------------------------------------------------
 
+    async def setup(self) -> None:
+        """See :class:`~chatkeep.backends.Backend`. Keeps no connection if nothing else was
+        asked yet: ``asyncio.run(persistence.migrate())`` may come before the server's loop."""
+        await super().setup()
+        await self._leave_unused()
+
+    async def check_schema(self) -> None:
+        """See :class:`~chatkeep.backends.Backend`; like :meth:`setup` it keeps no connection."""
+        await super().check_schema()
+        await self._leave_unused()
+
+    async def _leave_unused(self) -> None:
+        if not self._shared.opened and await self._space.runner.rest():
+            self._shared.loop = None
+
     async def _open(self) -> None:
         await self._probe()
 

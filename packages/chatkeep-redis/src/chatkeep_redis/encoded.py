@@ -6,10 +6,11 @@ import base64
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from chatkeep.codec import encode
 from chatkeep.errors import RecordTooLarge
-from chatkeep.records import UNSET, RunPatch, RunRecord
+from chatkeep.records import UNSET, RunError, RunPatch, RunRecord, is_run_status
 from chatkeep.rules import Entry, encode_messages, patch_run, pending_interrupt, start_run
 from chatkeep.stores import RunStart, TurnCommit
 from chatkeep_redis.errors import MAX_VALUE_BYTES
@@ -97,9 +98,11 @@ def _run(commit: TurnCommit) -> list[Argument]:
 
 
 def _start(thread_id: str, start: RunStart) -> list[Argument]:
-    new = fields_of_run(start_run(None, thread_id, start, 0))
-    # The lease is the script's: it has the clock.
-    fields = [(name, value) for name, value in new.items() if not name.startswith("lease")]
+    fields = _plain_start(start)
+    if fields is None:
+        new = fields_of_run(start_run(None, thread_id, start, 0))
+        # The lease is the script's: it has the clock.
+        fields = [(name, value) for name, value in new.items() if not name.startswith("lease")]
     return [
         "start",
         start.lease_token or "",
@@ -110,12 +113,63 @@ def _start(thread_id: str, start: RunStart) -> list[Argument]:
     ]
 
 
+def _plain_start(start: RunStart) -> list[tuple[str, bytes]] | None:
+    """The fields of a new run without what records check; None if a value is not plainly what it
+    should be: then the rules of the core must judge."""
+    # Callers without a type checker send anything.
+    status: Any = start.status
+    if not is_run_status(status) or start.extra or type(start.started_at) is not int:
+        return None
+    fields = [
+        ("status", encode(status)),
+        ("startedAt", encode(start.started_at)),
+        ("parentRunId", start.parent_run_id),
+        ("subagentRunId", start.subagent_run_id),
+        ("name", start.name),
+        ("hideFrom", start.hide_from),
+    ]
+    return [
+        (name, value if isinstance(value, bytes) else encode(value))
+        for name, value in fields
+        if value is not None
+    ]
+
+
+def _plain_patch(patch: RunPatch) -> dict[str, bytes] | None:
+    """The fields that a patch sets, without what records check; None as above."""
+    fields: dict[str, bytes] = {}
+    for name, value in patch.changes().items():
+        match name:
+            case "status" if is_run_status(value):
+                fields[name] = encode(value)
+            case "finished_at" | "detached_since" | "hide_from" if type(value) is int:
+                fields[_FIELDS[name][0]] = encode(value)
+            case "cancel_requested" if type(value) is bool:
+                fields["cancelRequested"] = encode(value)
+            case "usage" if type(value) is dict:
+                fields[name] = encode(value, "run.usage")
+            case "error" if isinstance(value, RunError):
+                plain = value.to_json()
+                fields[name] = encode(plain)
+                if (code := plain.get("code")) is not None:
+                    fields["errorCode"] = code.encode()
+            case _ if value is not None:
+                return None
+            case "status":
+                return None
+            case _:
+                pass  # cleared
+    return None if patch.extra else fields
+
+
 def _patch(commit: TurnCommit, patch: RunPatch) -> list[Argument]:
     # Only the rule of statuses depends on what is stored; the script applies that one.
-    blank = RunRecord(
-        run_id=commit.run_id or "", thread_id=commit.thread_id, status="running", started_at=0
-    )
-    after = fields_of_run(patch_run(blank, patch, holds_lease=True))
+    after = _plain_patch(patch)
+    if after is None:
+        blank = RunRecord(
+            run_id=commit.run_id or "", thread_id=commit.thread_id, status="running", started_at=0
+        )
+        after = fields_of_run(patch_run(blank, patch, holds_lease=True))
     names = [name for field in patch.changes() for name in _FIELDS[field]]
     names += [f"+{name}" for name in patch.extra]
     sets = [name for name in names if name in after]

@@ -84,6 +84,9 @@ def _from_answer(answer: str, text: str) -> Exception:
     if "CHATKEEP-CORRUPT" in answer:
         what = answer.partition("CHATKEEP-CORRUPT ")[2].partition(" script:")[0]
         return CorruptRecord(f"a stored {what}", "is not as it was written")
+    if "user_script" in answer and ("attempt to" in answer or "bad argument" in answer):
+        # Scripts judge what they read before they write: what they stumble over was not theirs.
+        return CorruptRecord("a thread", answer)
     if "WRONGTYPE" in answer:
         return CorruptRecord("a key of chatkeep's", "holds a value of another kind")
     if any(word in answer for word in _NOT_DONE):

@@ -99,6 +99,16 @@ class Runner:
             found.append(result)
         return found
 
+    async def rest(self) -> bool:
+        """Drop the connections of a client that was made here; it opens new ones when used again.
+        False for a client that was passed in: its connections are not ours."""
+        if self._owned:
+            if isinstance(self.client, RedisCluster):
+                await self.client.aclose()
+            else:
+                await self.client.connection_pool.disconnect()
+        return self._owned
+
     async def close(self) -> None:
         """Close the client, if it was made here."""
         if self._owned:

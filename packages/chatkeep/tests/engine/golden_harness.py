@@ -85,7 +85,8 @@ def answer(identity: str, said: str) -> list[Event]:
 
 
 class Case:
-    """One section of a trace: what it plays. ``options`` are those of ``chat()``."""
+    """One section of a trace: what it plays. ``options`` are those of ``chat()``, and ``mode``: how
+    the adapter gives structured output."""
 
     def __init__(
         self,
@@ -108,7 +109,7 @@ class Section:
 
     def __init__(self, trace: str, name: str, body: str) -> None:
         self.key: Key = (trace, name)
-        lines = unrandom(body).strip().splitlines()
+        lines = [line.removeprefix("MSGS ") for line in unrandom(body).strip().splitlines()]
         said = [json.loads(line) for line in lines if line.startswith('{"type"')]
         self.events: list[Json] = [anonymous(event) for event in said]
         self.rows = [json.loads(line) for line in lines if line.startswith("[{")]
@@ -267,8 +268,9 @@ async def played(case: Case, *middleware: ChatMiddleware, **more: Any) -> list[E
     """The events of a case; ``more`` options win over its own."""
     said: Sequence[Json] = [{"role": "user", "content": "hi"}]
     options: dict[str, Any] = {"run_id": "r1", "messages": said, **case.options, **more}
+    mode = options.pop("mode", "separate")
     stream = chat(
-        adapter=PlayedModel(*case.turns, provider="", model="m1"),
+        adapter=PlayedModel(*case.turns, provider="", model="m1", structured_output=mode),
         thread_id="thread1",
         tools=case.tools,
         middleware=[*case.middleware(), *middleware],

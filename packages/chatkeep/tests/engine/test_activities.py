@@ -331,6 +331,28 @@ async def test_posted_rows_are_taken_out_of_the_messages_and_may_be_patched() ->
     assert [m.get("role") for m in model.requests[0].messages] == ["user", "user"]
 
 
+async def test_a_posted_row_with_the_id_of_a_message_is_left_out(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A reader could not tell them apart; the same for what a middleware puts in."""
+
+    class Doubles(ChatMiddleware):
+        async def on_config(self, ctx: ChatContext, config: ChatConfig) -> Mapping[str, Any] | None:
+            if ctx.phase == "init":
+                return None
+            row = ActivityRecord(id="u1", activity_type="t", content={}, index=0)
+            return {"activities": [*config.activities, row]}
+
+    posted = [
+        {"id": "u1", "role": "activity", "activityType": "search", "content": {"found": 0}},
+        {"id": "x", "role": "activity", "activityType": "search", "content": {"found": 0}},
+        {"id": "u1", "role": "user", "content": "go"},
+    ]
+    _, trace, _ = await run(saying(), messages=posted, middleware=[Doubles()])
+    assert [r.id for r in rows(trace)] == ["x"]
+    assert caplog.text.count("a message has that id") == 2
+
+
 async def test_no_message_gets_the_id_of_a_row() -> None:
     """Not even one that the provider names so later."""
     _, trace, _ = await run(saying(snapshot("m1")))

@@ -26,6 +26,7 @@ from chatkeep.engine import (
     Event,
     InterruptBoundary,
     ResumePolicy,
+    ToolContext,
     ToolOutcome,
     chat,
     client_tool,
@@ -181,17 +182,22 @@ async def test_a_continuation_shows_the_thread_first_and_results_without_their_c
 
 
 @pytest.mark.parametrize(
-    ("schema", "entry", "content"),
+    ("schema", "entry", "content", "outcome"),
     [
-        (None, resume_deny("approval_c"), '{"error":"User declined tool execution"}'),
-        ({"reject": {}}, resume_deny("approval_c", payload={"why": "no"}), '{"why":"no"}'),
-        ({"reject": {}}, resume_deny("approval_c", payload="never"), "never"),
-        ({"reject": {}}, resume_deny("approval_c", payload=""), ""),
-        (None, resume_cancel("approval_c"), '{"error":"Tool execution cancelled"}'),
+        (None, resume_deny("approval_c"), '{"error":"User declined tool execution"}', "denied"),
+        (
+            {"reject": {}},
+            resume_deny("approval_c", payload={"why": "no"}),
+            '{"why":"no"}',
+            "denied",
+        ),
+        ({"reject": {}}, resume_deny("approval_c", payload="never"), "never", "denied"),
+        ({"reject": {}}, resume_deny("approval_c", payload=""), "", "denied"),
+        (None, resume_cancel("approval_c"), '{"error":"Tool execution cancelled"}', "cancelled"),
     ],
 )
 async def test_a_call_that_was_not_approved_is_a_failed_one(
-    schema: Json | None, entry: Json, content: str
+    schema: Json | None, entry: Json, content: str, outcome: str
 ) -> None:
     executed = Executed()
     done = await run(
@@ -204,7 +210,9 @@ async def test_a_call_that_was_not_approved_is_a_failed_one(
     assert done.results == [("c", content)]
     assert done.row("c")["error"]
     (result,) = [e for e in done.events if e["type"] == "TOOL_CALL_RESULT"]
-    assert result["metadata"] == {"tanstack": {"state": "output-error"}}
+    marks = {"state": "output-error", "toolResultOutcome": outcome}
+    assert result["metadata"] == {"tanstack": marks}
+    assert done.row("c")["metadata"] == {"tanstack": {"toolResultOutcome": outcome}}
     assert not [line for line in done.trace.lines if "ToolCall" in line]
 
 
@@ -240,6 +248,28 @@ async def test_edited_arguments_are_bound_to_the_function_like_any_other() -> No
         resume=[resume_approve("approval_c", edited_args={"to": "b"})],
     )
     assert sent == [Mail(to="b")]
+
+
+async def test_a_tool_is_told_what_was_decided_about_its_call() -> None:
+    """With what was said along; a tool that nobody was asked about is told nothing."""
+    told: dict[str, Decision | None] = {}
+
+    def send(_: Json, context: ToolContext) -> None:
+        told[context.tool_name] = context.approval
+
+    schema: Json = {"approve": {"type": "object"}}
+    await run(
+        asked(("c", "send", "{}"), ("d", "look", "{}")),
+        answer(),
+        tools=[
+            define_tool(name="send", execute=send, needs_approval=True, approval_schema=schema),
+            define_tool(name="look", execute=send),
+        ],
+        resume=[resume_approve("approval_c", payload={"by": "ann"})],
+    )
+    assert told["look"] is None
+    assert told["send"] is not None
+    assert told["send"].payload == {"by": "ann"}
 
 
 async def test_a_batch_is_processed_whole_and_in_call_order() -> None:
@@ -343,6 +373,56 @@ async def test_a_call_that_has_its_result_is_not_executed_again() -> None:
     assert executed == []
     assert done.results == []
     assert done.row("c")["content"] == "sent"
+
+
+@pytest.mark.parametrize("outcome", ["denied", "cancelled"])
+async def test_a_decision_that_did_not_count_can_be_taken_otherwise(outcome: str) -> None:
+    """The continuation that it was taken for failed; nothing was executed by it."""
+    executed = Executed()
+    decided = said(
+        "c",
+        '{"error":"no"}',
+        error="no",
+        metadata={"tanstack": {"toolResultOutcome": outcome}},
+    )
+    done = await run(
+        [*asked(("c", "send", "{}")), decided],
+        answer(),
+        tools=[executed.tool("send", needs_approval=True)],
+        middleware=[Answers(approvals={"c": Decision(approved=True)})],
+    )
+    assert executed == [("send", {})]
+    assert done.row("c")["content"] == '{"did":"send"}'
+
+
+async def test_what_a_browser_gave_for_a_continuation_that_failed_can_be_given_anew() -> None:
+    done = await run(
+        [*asked(("c", "cli", "{}")), said("c", "1")],
+        answer(),
+        tools=[client_tool("cli")],
+        middleware=[Answers(client_results={"c": 2})],
+    )
+    assert done.results == [("c", "2")]
+    assert done.row("c")["content"] == "2"
+
+
+async def test_a_decision_about_another_turn_stays() -> None:
+    executed = Executed()
+    old = {"id": "x", "type": "function", "function": {"name": "send", "arguments": "{}"}}
+    marks = {"tanstack": {"toolResultOutcome": "denied"}}
+    rows = [
+        {"id": "u0", "role": "user", "content": "before"},
+        {"id": "m0", "role": "assistant", "toolCalls": [old]},
+        said("x", "no", error="no", metadata=marks),
+        *asked(("c", "send", "{}")),
+    ]
+    done = await run(
+        rows,
+        answer(),
+        tools=[executed.tool("send", needs_approval=True)],
+        middleware=[Answers(approvals={"c": Decision(approved=True)})],
+    )
+    assert done.row("x")["content"] == "no"
 
 
 async def test_a_placeholder_is_no_result() -> None:

@@ -208,7 +208,7 @@ async def test_hooks_are_called_in_the_recorded_order(section: Section) -> None:
 def test_every_deviation_is_used() -> None:
     """A deviation that matches nothing any more is a mistake, or has become needless."""
     used: set[int] = set()
-    for section in sections("a", "b", "d", "d-pauses", "h", "i", "j"):
+    for section in sections("a", "b", "d", "d-pauses", "e", "h", "i", "j"):
         used |= deviating(section.events, section.key)[1]
         used |= deviating_hooks(section.hooks, section.key)[1]
     unused = [d for i, d in enumerate(DEVIATIONS) if i not in used]

@@ -84,10 +84,12 @@ LOOK = define_tool(name="look", execute=lambda _: "seen")
 
 
 class Played(PlayedModel):
-    def __init__(self, mode: str | None, *turns: Any) -> None:
-        super().__init__(*turns)
-        if mode is not None:
-            self.structured_output = mode
+    """Says nothing about how it answers where ``mode`` is None."""
+
+    def __init__(self, mode: Any, *turns: Any) -> None:
+        super().__init__(*turns, structured_output=mode)
+        if mode is None:
+            del self.structured_output
 
 
 class Ran:
@@ -162,8 +164,8 @@ async def test_native_the_text_of_the_last_turn_is_the_answer() -> None:
     ran = await run("native", says("m1", '{"name": ', '"Ada", "age": 36}'))
     assert ran.kinds() == [
         "RUN_STARTED",
-        "structured-output.start",
         "TEXT_MESSAGE_START",
+        "structured-output.start",
         "TEXT_MESSAGE_CONTENT",
         "TEXT_MESSAGE_CONTENT",
         "TEXT_MESSAGE_END",
@@ -188,6 +190,20 @@ async def test_native_the_schema_goes_with_the_tools_in_every_call() -> None:
     assert [(r.output_schema, len(r.tools)) for r in ran.model.requests] == [(PERSON, 1)] * 2
     assert [value["messageId"] for _, value in ran.custom()] == ["m2", "m2"]
     assert ran.answers == [(None, None), (RAW, part())]
+
+
+async def test_native_the_message_of_an_answer_is_open_before_the_answer_is_announced() -> None:
+    """A browser would take the announcement for one about the message of the tool call."""
+    ran = await run("native", calls(), says("m2", RAW), tools=[LOOK])
+    kinds = ran.kinds()
+    place = kinds.index("structured-output.start")
+    assert kinds[place - 1 : place + 2] == [
+        "TEXT_MESSAGE_START",
+        "structured-output.start",
+        "TEXT_MESSAGE_CONTENT",
+    ]
+    assert "TOOL_CALL_RESULT" in kinds[:place]
+    assert ran.custom()[0] == ("structured-output.start", {"messageId": "m2"})
 
 
 async def test_native_thoughts_stay_thoughts() -> None:
@@ -228,8 +244,8 @@ async def test_separate_without_tools_the_one_call_is_the_answer() -> None:
     ran = await run(None, says("so1", RAW))
     assert ran.kinds() == [
         "RUN_STARTED",
-        "structured-output.start",
         "TEXT_MESSAGE_START",
+        "structured-output.start",
         "TEXT_MESSAGE_CONTENT",
         "TEXT_MESSAGE_END",
         "structured-output.complete",
@@ -268,6 +284,12 @@ async def test_separate_an_adapter_may_give_the_object_without_streaming_its_tex
     assert ran.answers == [(raw, part(raw=raw, reasoning="because"))]
     identity = ran.rows[-1]["id"]
     assert [value["messageId"] for _, value in ran.custom()] == [identity, identity]
+    assert ran.kinds()[1:5] == [
+        "TEXT_MESSAGE_START",
+        "structured-output.start",
+        "TEXT_MESSAGE_CONTENT",
+        "TEXT_MESSAGE_END",
+    ]
 
 
 async def test_separate_hooks_configure_the_call_and_may_change_its_schema() -> None:
@@ -356,11 +378,21 @@ async def test_separate_an_aborted_call_announces_nothing_more() -> None:
 
 
 async def test_event_an_answer_of_another_message_is_a_message_of_its_own() -> None:
+    """It is streamed as one, where it stands: behind the prose, after all that was said."""
     ran = await run("event", says("m1", "Prose.", before=[complete(messageId="so9", raw=RAW)]))
     assert ran.answers == [("Prose.", None), (RAW, part())]
     assert [r["id"] for r in ran.rows] == ["u1", "m1", "so9"]
     assert ran.custom() == [
-        ("structured-output.complete", {"object": ADA, "messageId": "so9", "raw": RAW})
+        ("structured-output.start", {"messageId": "so9"}),
+        ("structured-output.complete", {"object": ADA, "messageId": "so9", "raw": RAW}),
+    ]
+    assert ran.kinds()[-6:] == [
+        "TEXT_MESSAGE_START",
+        "structured-output.start",
+        "TEXT_MESSAGE_CONTENT",
+        "TEXT_MESSAGE_END",
+        "structured-output.complete",
+        "RUN_FINISHED",
     ]
     assert [r.output_schema for r in ran.model.requests] == [PERSON]
 

@@ -127,10 +127,11 @@ class Paced:
 class Calls:
     """Makes one turn of calls after the other, each ``(id, name, arguments)``, as soon as those
     before have results; then says what the results were. Only what follows the last user message
-    counts. ``waits``: for ``go``, before it says anything."""
+    counts. ``waits``: for ``go``, before it says anything; ``fails``: with an error then."""
 
     turns: Sequence[Sequence[tuple[str, str, dict[str, Any]]]] = ((("c1", "pay", {"n": 1}),),)
     waits: bool = False
+    fails: bool = False
     provider: str = "calls"
     model: str = "calls-1"
     began: asyncio.Event = field(default_factory=asyncio.Event)
@@ -142,6 +143,8 @@ class Calls:
         self.began.set()
         if self.waits:
             await self.go.wait()
+        if self.fails:
+            raise RuntimeError("scripted")
         rows = list(request.messages)
         asked = max((i for i, m in enumerate(rows) if m["role"] == "user"), default=-1)
         results = {m["toolCallId"]: m for m in rows[asked + 1 :] if m["role"] == "tool"}

@@ -142,6 +142,26 @@ async def test_a_generic_question_is_answered(lab: Any, kit: Any) -> None:
     assert found == {names[0]: ("resolved", {"ok": True}), names[1]: ("cancelled", UNSET)}
 
 
+async def test_two_questions_of_one_key_are_told_apart_by_their_ids(lab: Any, kit: Any) -> None:
+    asks = kit.Asks("beforeModel", "k", "k")
+    keep = lab.middleware()
+    first, second = paused(await lab.pause(middleware=[keep, asks]))
+    entries = [resume_answer(second, {"ok": False}), resume_answer(first, {"ok": True})]
+    options = {"middleware": [keep, asks], "parent_run_id": "r1"}
+    ended_well(await lab.resume(*entries, adapter=kit.Paced(waits=False), **options))
+    assert asks.answers == [("k", "resolved", {"ok": True}), ("k", "resolved", {"ok": False})]
+    found = await lab.settled()
+    assert [found[name][1] for name in (first, second)] == [{"ok": True}, {"ok": False}]
+
+
+async def test_a_cancelled_browser_tool_completes_the_turn(lab: Any) -> None:
+    await lab.pause(LOCATE)
+    ended_well(await lab.resume(resume_cancel("client_tool_c1"), turns=[LOCATE]))
+    (row,) = [m for m in await lab.stored() if m["role"] == "tool"]
+    assert row["error"] == "Tool execution cancelled"
+    assert (await lab.said())[-1] == 'assistant: said {"error":"Tool execution cancelled"}'
+
+
 async def test_an_approved_browser_tool_pauses_twice_and_its_decision_holds(lab: Any) -> None:
     assert paused(await lab.pause(SIGN)) == ["approval_c1"]
     second = await lab.resume(
@@ -227,6 +247,24 @@ async def test_a_run_that_asks_again_under_its_own_id_gives_its_questions_other_
     ended_well(await lab.resume(*entries, middleware=[keep], **own))
     assert (await lab.said())[-1] == 'assistant: said {"city":"Bern"}'
     assert await lab.waiting() == []
+
+
+async def test_a_run_that_goes_on_under_its_own_id_keeps_its_first_part_beside_other_turns(
+    lab: Any, kit: Any
+) -> None:
+    """Rows with its tag are no leftovers of a process that died: it started from them."""
+    other = kit.Paced(after=("B",))
+    second = lab.start(kit.user("uB"), adapter=other, run_id="B")
+    await other.began.wait()
+    await lab.pause(PAY, run_id="A")
+    other.go.set()
+    await second
+    ended_well(await lab.resume(resume_approve("approval_c1"), run_id="A", parent_run_id="A"))
+    said = await lab.said()
+    assert 'assistant: said {"paid":1}' in said
+    assert "assistant: None" in said
+    assert len(said) == 6
+    assert await lab.persistence.stores.messages.list_cuts("t1") == []
 
 
 async def test_a_continuation_that_pauses_again_settles_and_asks_in_one_commit(lab: Any) -> None:

@@ -81,13 +81,13 @@ if start then
   if stored then
     if was_ended then return {'run', 'terminal'} end
     if stored.v.status == '"running"' and live(stored) then return {'run', 'running'} end
-    run = parse(stored:raw(), 'run')
+    run = stored:copy()
   else
     if not apart then
       local owner = call('HGET', OWNER, 'thread')
       if owner and owner ~= thread_id and owner ~= takeover then return {'foreign', owner} end
     end
-    run, created_run = parse(start.raw, 'run'), true
+    run, created_run = parse(start.raw, 'new run'), true
     run:set('order', text(order))
     run:set('mark', mark)
     order = order + 1
@@ -104,15 +104,13 @@ elseif patch then
   if not stored then return {'run', 'unknown'} end
   local was, will = stored.v.status, patch.status
   local holds = token ~= '' and stored.v.leaseToken == token
-  run = parse(stored:raw(), 'run')
+  run = stored:copy()
   if will ~= '' then
-    local same = was == will
-    local detail = string.gsub(was .. ' to ' .. will, '"', '')
-    if same or not was_ended then
-      if was == '"interrupted"' and will == '"running"' then
-        return {'run', 'transition', detail}
-      end
-    elseif not (holds and was == '"failed"' and stored.v.errorCode == 'worker_lost') then
+    local allowed = was == will or not was_ended
+      or (holds and was == '"failed"' and stored.v.errorCode == 'worker_lost')
+    if was == '"interrupted"' and will == '"running"' then allowed = false end
+    if not allowed then
+      local detail = string.gsub(was .. ' to ' .. will, '"', '')
       return {'run', 'transition', detail}
     end
     if was == '"failed"' and will ~= was and not patch.set.error then
@@ -214,7 +212,7 @@ for _ = 1, number() do
   if call('HEXISTS', ASKED, key) == 1 or call('HEXISTS', SETTLED, key) == 1 then
     return {'interrupt', id, 'already exists'}
   end
-  local record = parse(raw, 'interrupt')
+  local record = parse(raw, 'new interrupt')
   record:set('order', text(order))
   order = order + 1
   change({key = key, record = record})
@@ -399,8 +397,9 @@ if grown and #extra > 0 then
   call('HSET', CUTS, grown.field, grown.record:raw())
 end
 
+local run_raw = run and run:raw() or false
 if run then
-  local raw = run:raw()
+  local raw = run_raw
   if ended(run) then
     if stored and not was_ended then call('HDEL', OPEN, run_id) end
     call('HSET', ENDED, run_id, raw)
@@ -461,12 +460,14 @@ local newest = newest_of(alive)
 local flags = (created_run and 1 or 0) + (#kept > 0 and 2 or 0)
 local line = mark .. ' ' .. text(version) .. ' ' .. (live_numbers ~= '' and live_numbers or '-')
   .. ' ' .. flags .. ' ' .. text(transcript) .. ' ' .. text(newest)
-local remembered, lines = 1, line
-for old in string.gmatch(commits, '[^\n]+') do
-  if remembered == 16 then break end
-  remembered = remembered + 1
-  lines = lines .. '\n' .. old
+-- Of those before, the fifteen youngest.
+local stop = 0
+for _ = 1, 15 do
+  stop = string.find(commits, '\n', stop + 1, true)
+  if not stop then break end
 end
+if stop then commits = string.sub(commits, 1, stop - 1) end
+local lines = commits == '' and line or (line .. '\n' .. commits)
 
 call('HSET', HEAD, 'version', text(version), 'transcript', text(transcript), 'next',
   text(next_number), 'live', alive, 'count', text(count), 'rows', text(rows), 'commits', lines,
@@ -495,4 +496,4 @@ if not apart then
 end
 
 return {'ok', now, named(transcript), newest, live_numbers, created_run and 1 or 0,
-  #kept > 0 and named(version) or '', run and run:raw() or false, due}
+  #kept > 0 and named(version) or '', run_raw, due}

@@ -28,6 +28,15 @@ end
 local Record = {}
 Record.__index = Record
 
+local REQUIRED = {
+  run = {'status', 'order', 'mark'},
+  interrupt = {'status', 'requestedAt', 'order'},
+  cut = {'after', 'cutAt', 'numbers', 'extra', 'mark'},
+}
+local NUMERIC = {
+  order = true, leaseUntil = true, requestedAt = true, after = true, cutAt = true, extra = true,
+}
+
 local function parse(raw, what)
   local names, values, at = {}, {}, 1
   while at <= #raw do
@@ -38,6 +47,12 @@ local function parse(raw, what)
     names[#names + 1] = name
     values[name] = string.sub(raw, stop + a + 1, stop + a + b)
     at = stop + a + b + 1
+    if at > #raw + 1 or (NUMERIC[name] and not tonumber(values[name])) then
+      error('CHATKEEP-CORRUPT ' .. what)
+    end
+  end
+  for _, name in ipairs(REQUIRED[what] or {}) do
+    if not values[name] then error('CHATKEEP-CORRUPT ' .. what) end
   end
   return setmetatable({names = names, v = values}, Record)
 end
@@ -53,6 +68,14 @@ function Record:set(name, value)
 end
 
 function Record:drop(name) self.v[name] = nil end
+
+function Record:copy()
+  local names, values = {}, {}
+  for i, name in ipairs(self.names) do
+    names[i], values[name] = name, self.v[name]
+  end
+  return setmetatable({names = names, v = values}, Record)
+end
 
 function Record:raw()
   local parts = {}

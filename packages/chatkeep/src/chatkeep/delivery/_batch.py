@@ -34,20 +34,22 @@ class Batcher:
         """Publish an event soon; waits while too many wait already."""
         self._check()
         self._waiting.append(event)
-        if self._sending is None:
-            # Not the caller's to cancel: a batch that was begun is finished.
-            self._sending = asyncio.create_task(self._send())
-        while self._sending is not None and len(self._waiting) >= _ROOM:
-            await asyncio.wait({self._sending})
+        sending = self._send_soon()
+        if len(self._waiting) >= _ROOM:
+            await asyncio.wait({sending})
             self._check()
 
     async def flush(self) -> None:
         """Wait until all is published."""
         while self._waiting or self._sending is not None:
-            if self._sending is None:
-                self._sending = asyncio.create_task(self._send())
-            await asyncio.wait({self._sending})
+            await asyncio.wait({self._send_soon()})
             self._check()
+
+    def _send_soon(self) -> asyncio.Task[None]:
+        if self._sending is None:
+            # Not the caller's to cancel: a batch that was begun is finished.
+            self._sending = asyncio.create_task(self._send())
+        return self._sending
 
     async def drop(self) -> None:
         """Forget what waits, and what an append raised."""

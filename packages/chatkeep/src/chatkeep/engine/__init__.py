@@ -48,6 +48,7 @@ from chatkeep.engine.middleware import (
     WaitingCall,
 )
 from chatkeep.engine.options import LoopStrategy
+from chatkeep.engine.structured_answer import StructuredMode
 from chatkeep.engine.tool_phase import ToolExecution
 from chatkeep.engine.tools import Tool, ToolContext, client_tool, define_tool, tool
 from chatkeep.engine.usage import add_usage
@@ -83,6 +84,7 @@ __all__ = [
     "ResumeEntry",
     "ResumePolicy",
     "ResumeState",
+    "StructuredMode",
     "Tool",
     "ToolCallInfo",
     "ToolContext",

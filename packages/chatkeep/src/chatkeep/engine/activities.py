@@ -41,12 +41,13 @@ class Activities:
     reader may know it.
     """
 
-    __slots__ = ("_begun", "_context", "_early", "_transcript")
+    __slots__ = ("_begun", "_context", "_early", "_names", "_transcript")
 
     def __init__(self, context: ChatContext, transcript: Transcript) -> None:
         self._context = context
         self._transcript = transcript
         self._begun = False
+        self._names: set[str] = set()
         self._early: list[ActivitySnapshotEvent | ActivityDeltaEvent] = []
 
     def begin(self, rows: Sequence[ActivityRecord]) -> None:
@@ -61,10 +62,16 @@ class Activities:
                 self.delta(event)
 
     def replace(self, rows: Sequence[ActivityRecord]) -> None:
-        """Exchange the rows (a middleware's ``on_config`` did)."""
-        self._context.activities = list(rows)
+        """Exchange the rows (a middleware's ``on_config`` did). One with the id of a message is
+        left out: a reader could not tell them apart."""
+        kept: list[ActivityRecord] = []
         for row in rows:
-            self._transcript.reserve(row.id)
+            if row.id in self._names or self._transcript.reserve(row.id):
+                self._names.add(row.id)
+                kept.append(row)
+            else:
+                _LOG.warning("activity row %r is left out: a message has that id", row.id)
+        self._context.activities = kept
 
     def snapshot(self, event: ActivitySnapshotEvent) -> bool:
         """Make the row, or replace its content unless ``replace`` is false; whether to publish."""
@@ -94,8 +101,9 @@ class Activities:
         except InvalidValue as error:
             return _refuse(event, str(error))
         context = self._context
-        if not self._transcript.reserve(name):
+        if name not in self._names and not self._transcript.reserve(name):
             return _refuse(event, "a message of this thread has that id")
+        self._names.add(name)
         streaming = self._streaming()
         length = ui_length(context.messages) + len(context.activities)
         context.activities = [

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from chatkeep.engine.calls import Call
+from chatkeep.engine.calls import Call, ResultOutcome
 from chatkeep.engine.failure import error_text, is_foreign
 from chatkeep.engine.interrupts import CANCELLED_TEXT, Decision, ResumeState, denial_result
 from chatkeep.engine.tools import Tool
@@ -45,13 +45,15 @@ class Verdict(enum.Enum):
 @dataclass(slots=True)
 class CallPlan:
     """One call of a batch. ``args`` are what it is executed or asked with; ``value`` is the
-    result of a call that has one already. ``decision`` is the approval it was given."""
+    result of a call that has one already, ``outcome`` what was decided about it. ``decision``
+    is the approval it was given."""
 
     call: Call
     tool: Tool | None
     verdict: Verdict
     args: Any = None
     value: Any = None
+    outcome: ResultOutcome | None = None
     decision: Decision | None = None
 
     @property
@@ -97,9 +99,11 @@ class Planner:
         decision = answers.approvals.get(name)
         tool = self._tools.get(call.name)
         if self._cancel_all or name in answers.cancelled:
-            return CallPlan(call, tool, Verdict.FAILED, value={"error": CANCELLED_TEXT})
+            error = {"error": CANCELLED_TEXT}
+            return CallPlan(call, tool, Verdict.FAILED, value=error, outcome="cancelled")
         if decision is not None and not decision.approved:
-            return CallPlan(call, tool, Verdict.FAILED, value=denial_result(decision))
+            said = denial_result(decision)
+            return CallPlan(call, tool, Verdict.FAILED, value=said, outcome="denied")
         if name in answers.client_errors:
             return CallPlan(
                 call, tool, Verdict.FAILED, value={"error": answers.client_errors[name]}

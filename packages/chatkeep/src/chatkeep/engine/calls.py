@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, cast
+from typing import Any, Final, Literal, cast
 
 from ag_ui.core import ToolCallResultEvent
 
 from chatkeep.codec import normalize
 from chatkeep.engine.events import iso, now_ms
 from chatkeep.engine.text import Text
+from chatkeep.messages.parts import bag_of
 from chatkeep.records import ModelMessage
 
-__all__ = ["Call", "compact", "is_content_parts", "parse_json", "result_content"]
+__all__ = ["Call", "ResultOutcome", "compact", "is_content_parts", "parse_json", "result_content"]
+
+ResultOutcome = Literal["denied", "cancelled"]
+"""Why a call has a failed result without having been executed."""
 
 _MEDIA: Final = frozenset({"image", "audio", "video", "document"})
 
@@ -162,8 +166,10 @@ class Call:
             out["metadata"] = self.metadata
         return out
 
-    def result_row(self, value: Any, *, identity: str, failed: bool) -> ModelMessage:
-        """The tool row of a result, under its own id.
+    def result_row(
+        self, value: Any, *, identity: str, failed: bool, outcome: ResultOutcome | None = None
+    ) -> ModelMessage:
+        """The tool row of a result, under its own id. ``outcome``: nothing was executed.
 
         Raises:
             InvalidValue: ``value`` cannot be written as JSON.
@@ -179,17 +185,24 @@ class Call:
         if failed:
             # An empty text would read as no error in a browser.
             row["error"] = _error_text(seen) or "failed"
+        if outcome is not None:
+            row["metadata"] = {"tanstack": {"toolResultOutcome": outcome}}
         return row
 
     def result_event(self, row: ModelMessage) -> ToolCallResultEvent:
-        """The TOOL_CALL_RESULT of a tool row; only failures carry a state."""
+        """The TOOL_CALL_RESULT of a tool row; only failures carry a state, and say
+        when somebody decided that."""
         content = row.get("content")
+        marks: dict[str, Any] = {"state": "output-error"} if "error" in row else {}
+        outcome = bag_of(row).get("toolResultOutcome")
+        if outcome is not None:
+            marks["toolResultOutcome"] = outcome
         return ToolCallResultEvent(
             message_id=row.get("id", self.identity),
             tool_call_id=self.identity,
             content=content if isinstance(content, str) else compact(content),
             role="tool",
-            metadata={"tanstack": {"state": "output-error"}} if "error" in row else None,
+            metadata={"tanstack": marks} if marks else None,
         )
 
 

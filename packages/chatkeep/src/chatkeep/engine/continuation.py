@@ -18,6 +18,7 @@ from chatkeep.engine.interrupts import (
 from chatkeep.engine.middleware import ResumePolicy
 from chatkeep.engine.options import RunOptions
 from chatkeep.engine.runtime import Runtime
+from chatkeep.engine.tools import Tool
 from chatkeep.messages import bag_of, is_placeholder
 from chatkeep.messages.parts import STOP_REASONS, calls_of
 from chatkeep.records import ModelMessage
@@ -34,15 +35,17 @@ def answers_of(
 
     A store's are taken as they are. Entries that no middleware took are checked against the
     history: that is how a chat without an interrupt store resumes, and there the browser's word
-    is all there is. What it posted as results of the answered calls goes: the answers count. So
-    do placeholders for results to come.
+    is all there is. What it posted as results of the answered calls goes: the answers count.
+    Placeholders for results to come go as well, and, when the calls are answered anew, results of
+    an earlier continuation that failed: those that were decided, or given by a browser. What was
+    executed stays.
 
     Raises:
         InterruptResumeError: the entries do not answer what is pending.
     """
     config = configuration.config
     messages = runtime.context.messages
-    given: set[str] = set()
+    posted: set[str] = set()
     if config.resume:
         state = resume_from_history(
             thread_id=options.thread_id,
@@ -56,18 +59,33 @@ def answers_of(
             failed_outputs=posted_failures(options.messages),
         )
         config.resume, config.resume_tool_state = [], state
-        given = _named(state)
-    if config.resume_tool_state is not None:
-        kept = [row for row in messages if not _gives_way(row, given)]
+        posted = _named(state)
+    state = config.resume_tool_state
+    if state is not None:
+        named = _named(state)
+        given = posted | (named & _browser_calls(messages, configuration.tools))
+        kept = [row for row in messages if not _gives_way(row, given, named)]
         if len(kept) < len(messages):
             runtime.transcript.replace(kept)
-    return config.resume_tool_state
+    return state
 
 
-def _gives_way(row: ModelMessage, given: set[str]) -> bool:
-    return row.get("role") == "tool" and (
-        row.get("toolCallId") in given or is_placeholder(row.get("content"))
-    )
+def _gives_way(row: ModelMessage, given: set[str], named: set[str]) -> bool:
+    call = row.get("toolCallId")
+    if row.get("role") != "tool" or call is None:
+        return False
+    decided = bag_of(row).get("toolResultOutcome") is not None
+    return call in given or (call in named and decided) or is_placeholder(row.get("content"))
+
+
+def _browser_calls(messages: Sequence[ModelMessage], tools: Mapping[str, Tool]) -> set[str]:
+    browser = {tool.name for tool in tools.values() if tool.is_client}
+    return {
+        call["id"]
+        for row in messages
+        for call in calls_of(row)
+        if call["function"]["name"] in browser
+    }
 
 
 async def policy_of(runtime: Runtime, state: ResumeState) -> ResumePolicy:

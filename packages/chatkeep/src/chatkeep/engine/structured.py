@@ -48,6 +48,9 @@ async def complete_answer(
     made: Turn | None = None
     if answer.mode == "separate" and answer.found is None and answer.failure is None:
         made = await _ask(runtime, answer, configuration, model)
+    for event in answer.held():
+        await runtime.publisher.pipe(event)
+        runtime.gate.check()
     own = last if answer.mode == "native" else made
     if own is not None and answer.found is None and answer.failure is None:
         await _read(runtime, answer, own)

@@ -1,8 +1,8 @@
 """The structured answer of a run, as its events tell it.
 
-Two CUSTOM events frame it: ``structured-output.start {messageId}`` before the first text of the
-message, and ``structured-output.complete {object, raw, messageId, reasoning?}``. Either may come
-from the adapter or be made here; what is published is what counts.
+Two CUSTOM events frame it: ``structured-output.start {messageId}``, behind the start of its
+message and before the text, and ``structured-output.complete {object, raw, messageId,
+reasoning?}``. Either may come from the adapter or be made here; what is published counts.
 """
 
 from __future__ import annotations
@@ -10,10 +10,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias, cast
 
-from ag_ui.core import CustomEvent
+from ag_ui.core import (
+    CustomEvent,
+    TextMessageContentEvent,
+    TextMessageEndEvent,
+    TextMessageStartEvent,
+)
 
 from chatkeep.codec import normalize
 from chatkeep.engine.events import custom, with_changes
+from chatkeep.engine.middleware import Event
 from chatkeep.engine.output_schema import OutputSchema
 from chatkeep.engine.transcript import Transcript
 from chatkeep.errors import InvalidValue, StructuredOutputError
@@ -61,7 +67,7 @@ class Answer:
 class StructuredAnswer:
     """One per run that asks for structured output; gathers what is published about it."""
 
-    __slots__ = ("_ids", "_transcript", "failure", "found", "mode", "schema")
+    __slots__ = ("_held", "_ids", "_transcript", "failure", "found", "mode", "schema")
 
     def __init__(self, schema: OutputSchema, mode: StructuredMode, transcript: Transcript) -> None:
         self.schema = schema
@@ -72,6 +78,7 @@ class StructuredAnswer:
         """Why the latest one was not."""
         self._transcript = transcript
         self._ids: dict[str, str] = {}
+        self._held: CustomEvent | None = None
 
     # ------------------------------------------------------------ before the hooks see it
 
@@ -105,6 +112,53 @@ class StructuredAnswer:
             if wanted:
                 self._ids[wanted] = known
         return known
+
+    def beside(self, event: CustomEvent, *, own: str) -> CustomEvent | None:
+        """What may go out now of what an adapter tells beside its prose. ``own`` is the id of the
+        message that the prose is in.
+
+        An answer that gets a message of its own waits until the prose is over, because that
+        message stands behind it (:meth:`held`).
+        """
+        value: object = event.value
+        identity = value.get("messageId") if is_row(value) else None
+        if not isinstance(identity, str):
+            return event
+        if identity == own or self._transcript.find_assistant(identity) is not None:
+            self._held = None
+            return event
+        if event.name == COMPLETE:
+            self._held = event
+        return None
+
+    def held(self) -> list[Event]:
+        """The answer that waited, as a message: its start, its text, its end, and the answer."""
+        event, self._held = self._held, None
+        if event is None:
+            return []
+        value = cast("dict[str, Any]", event.value)
+        return [*self.as_text(event, start=[self.start_event(value["messageId"])]), event]
+
+    def as_text(self, event: CustomEvent, *, start: list[Event]) -> list[Event]:
+        """The message of an answer that was given without streaming its text; nothing of an
+        answer that is wrong, which is not published either."""
+        value: object = event.value
+        if not is_row(value) or "object" not in value:
+            return []
+        try:
+            data = normalize(value["object"], "$.object")
+        except InvalidValue:
+            return []
+        if self.schema.issue(data) is not None:
+            return []
+        raw, identity = value.get("raw"), value["messageId"]
+        text = raw if isinstance(raw, str) and raw else compact_json(data)
+        return [
+            TextMessageStartEvent(message_id=identity, role="assistant"),
+            *start,
+            TextMessageContentEvent(message_id=identity, delta=text),
+            TextMessageEndEvent(message_id=identity),
+        ]
 
     def start_event(self, message_id: str) -> CustomEvent:
         """What tells a client that the text of this message is JSON."""

@@ -281,6 +281,7 @@ class ToolPhase:
             context=runtime.context.context,
             abort=runtime.gate.signal,
             _emit=emit,
+            approval=planned.plan.decision,
         )
 
     async def _tell(self, planned: _Planned) -> None:
@@ -291,7 +292,8 @@ class ToolPhase:
 
     def _row(self, planned: _Planned, value: Any, *, failed: bool) -> ModelMessage:
         identity = self._runtime.transcript.take_message_id(None)
-        return planned.call.result_row(value, identity=identity, failed=failed)
+        outcome = planned.plan.outcome
+        return planned.call.result_row(value, identity=identity, failed=failed, outcome=outcome)
 
     def _succeed(self, planned: _Planned, value: Any, *, duration_ms: float) -> None:
         tool = cast("Tool", planned.plan.tool)

@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, Final, cast, overload
+from typing import TYPE_CHECKING, Any, Final, cast, overload
 
 import anyio
 import anyio.from_thread
@@ -28,6 +28,9 @@ from chatkeep.engine.schema import (
     pydantic_issue,
 )
 from chatkeep.errors import ToolError
+
+if TYPE_CHECKING:
+    from chatkeep.engine.interrupts.resume import Decision
 
 __all__ = [
     "InvalidArguments",
@@ -58,7 +61,8 @@ class ToolContext:
     """What a running tool may know and do. Ask for it with a parameter annotated so.
 
     ``context`` is what ``chat(context=…)`` was given. ``abort`` goes off when the run is to
-    stop; an ``async`` tool is cancelled then, a synchronous one may look at it.
+    stop; an ``async`` tool is cancelled then, a synchronous one may look at it. ``approval`` is
+    what was decided about the call, with the payload that was said along; None: nobody was asked.
     """
 
     tool_call_id: str
@@ -68,6 +72,7 @@ class ToolContext:
     context: Any
     abort: AbortSignal
     _emit: Callable[[str, Any], Coroutine[Any, Any, None]] = field(repr=False)
+    approval: Decision | None = None
 
     async def emit_custom_event(self, name: str, value: Any = None) -> None:
         """Publish a CUSTOM event now, before the tool's result.

@@ -97,6 +97,7 @@ class Turn:
         self._call_ids: dict[str, Call] = {}
         self._reasoning = Reasoning(transcript)
         self._response_id: str | None = None
+        self._own_start: Event | None = None
         context.current_message_id = None
 
     # ------------------------------------------------------------------------- entry
@@ -182,7 +183,7 @@ class Turn:
         self._begun = self._text_open = True
         if event.role is None:
             event = with_changes(event, role="assistant")
-        return [*self.announcement(), self._with_message_id(event)]
+        return [self._with_message_id(event), *self.announcement()]
 
     def _text_content(self, event: TextMessageContentEvent) -> Published:
         before: list[Event] = [] if self._text_open else self._open_text(event.message_id)
@@ -212,14 +213,16 @@ class Turn:
         self._adopt(wanted)
         self._begun = self._text_open = True
         start = TextMessageStartEvent(message_id=self.message_id, role="assistant")
-        return [*self.announcement(), start]
+        return [start, *self.announcement()]
 
     def announcement(self) -> list[Event]:
-        """What goes before the first text of a structured answer, unless it is out already."""
+        """What goes before the first text of a structured answer, unless it is out already. Its
+        message is open by then: a browser takes what is said of a message that it does not know
+        for one of the message before."""
         if self._announced or self._answer is None:
             return []
         self._announced = True
-        return [self._answer.start_event(self.message_id)]
+        return [self._own_start or self._answer.start_event(self.message_id)]
 
     def _text_end(self, event: TextMessageEndEvent) -> Published:
         return self._end_text(self._with_message_id(event)) if self._text_open else None
@@ -392,17 +395,19 @@ class Turn:
     def _about_answer(self, event: CustomEvent, answer: StructuredAnswer) -> Published:
         """The adapter frames its structured answer itself."""
         if self._plain:
-            return answer.named(event, None)
+            return answer.beside(answer.named(event, None), own=self.message_id)
         value: object = event.value
         wanted = value.get("messageId") if is_row(value) else None
         self._adopt(wanted if isinstance(wanted, str) else None)
+        named = answer.named(event, self.message_id)
         if event.name == COMPLETE:
-            before = [] if self._begun else self.announcement()
-            return [*before, answer.named(event, self.message_id)]
+            before = [] if self._begun else answer.as_text(named, start=self.announcement())
+            self._begun = True
+            return [*before, named]
         if self._announced:
             return None
-        self._announced = True
-        return answer.named(event, self.message_id)
+        self._own_start = named
+        return self.announcement() if self._begun else None
 
     # ---------------------------------------------------------------------- reasoning
 

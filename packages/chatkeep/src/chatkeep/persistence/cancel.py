@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from typing import Literal, TypeAlias
 
 from chatkeep._bag import Persistence
 from chatkeep.errors import InterruptConflict, RunConflict
 from chatkeep.persistence.boundary import Boundary, Opening
+from chatkeep.persistence.endings import ended, withdrawn
 from chatkeep.persistence.foreign import answered
 from chatkeep.persistence.layout import chat_layout
 from chatkeep.persistence.opening import read_gate
 from chatkeep.persistence.reports import Reports
 from chatkeep.persistence.unit_of_work import UnitOfWork
-from chatkeep.records import InterruptRecord, RunPatch, RunRecord
-from chatkeep.stores import InterruptAnswer
+from chatkeep.records import RunPatch, RunRecord
 
 __all__ = ["CancelOutcome", "cancel_run"]
 
@@ -72,10 +71,8 @@ async def _cancel_paused(work: UnitOfWork, opening: Opening) -> CancelOutcome:
     if not mine or any(record.claimed_by is not None for record in mine):
         return "continued"
     boundary = Boundary(
-        answers=[_cancelled(record) for record in mine],
-        run=RunPatch(
-            status="aborted", finished_at=time.time_ns() // 1_000_000, detached_since=None
-        ),
+        answers=withdrawn(mine),
+        run=ended("aborted", usage=None),
     )
     try:
         await work.commit(boundary)
@@ -86,9 +83,3 @@ async def _cancel_paused(work: UnitOfWork, opening: Opening) -> CancelOutcome:
             raise
         return "ended"
     return "cancelled"
-
-
-def _cancelled(record: InterruptRecord) -> InterruptAnswer:
-    return InterruptAnswer(
-        interrupt_id=record.interrupt_id, run_id=record.run_id, status="cancelled"
-    )

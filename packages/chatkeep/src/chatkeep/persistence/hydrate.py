@@ -74,7 +74,7 @@ async def hydrate_thread(
         ui = _everything(state, overlay)
     elif loader.nothing_older:
         ui = []
-    elif state.activities:
+    elif any(record.anchor is None for record in state.activities):
         ui, cursor = _shown(await _among_activities(loader, state, overlay, size))
     else:
         ui, cursor = _shown(await _window(loader, state, overlay, size))
@@ -110,7 +110,7 @@ def _everything(state: ThreadState, overlay: Overlay) -> _UiMessages:
 
 
 async def _window(loader: Loader, state: ThreadState, overlay: Overlay, size: int) -> Page:
-    rows = state.rows
+    rows, cursor = state.rows, loader.cursor
     while True:
         shown = overlay.visible(rows)
         groups, sure = group_rows(shown.messages, shown.numbers, from_start=rows.from_start)
@@ -118,6 +118,14 @@ async def _window(loader: Loader, state: ThreadState, overlay: Overlay, size: in
         units = units_of(groups[sure:], drafts)
         if 0 in drafts:
             units.append(Unit(drafts[0], Cursor(state.newest + 1)))
+        if state.activities:
+            units = interleaved(
+                units,
+                overlay.activities(rows),
+                end=state.newest + 1 if cursor is None else cursor.number,
+                whole=cursor is None and rows.from_start,
+            )
+            units = [unit for unit in units if cursor is None or is_before(unit.cursor, cursor)]
         enough = sum(len(unit.ui) for unit in units[1:]) >= size
         if enough or rows.from_start:
             return newest_units(units, size, more=not rows.from_start)
@@ -127,7 +135,8 @@ async def _window(loader: Loader, state: ThreadState, overlay: Overlay, size: in
 async def _among_activities(
     loader: Loader, state: ThreadState, overlay: Overlay, size: int
 ) -> Page:
-    """Positions of activities count from the start of the thread, so all of it is read."""
+    """Rows without an anchor have positions that count from the start of the thread, so all of it
+    is read."""
     rows = state.rows
     while not rows.from_start:
         rows = await loader.older(rows)
@@ -142,7 +151,7 @@ async def _among_activities(
         units,
         overlay.activities(rows),
         end=state.newest + 1 if cursor is None else cursor.number,
-        to_the_end=cursor is None or cursor.number > state.newest,
+        whole=cursor is None or cursor.number > state.newest,
     )
     if cursor is not None:
         units = [unit for unit in units if is_before(unit.cursor, cursor)]

@@ -172,20 +172,20 @@ def newest_units(units: Sequence[Unit], limit: int, *, more: bool) -> Page:
 
 
 def interleaved(
-    units: Sequence[Unit], activities: Sequence[ActivityRecord], *, end: int, to_the_end: bool
+    units: Sequence[Unit], activities: Sequence[ActivityRecord], *, end: int, whole: bool
 ) -> list[Unit]:
     """Activity rows in their places among the UI messages: units of their own, except inside a
     unit, of which they then are a part.
 
-    ``units`` are those of the messages numbered below ``end``; ``to_the_end``: there are no
-    others. Rows that stand behind a message from ``end`` on are left out.
+    ``units`` are those of the messages numbered below ``end``; ``whole``: there are no others.
+    Rows that stand behind a message which is not among them are left out.
     """
     flat = [(unit, message) for unit in units for message in unit.ui]
     names = [message.get("id") for _, message in flat]
     out: list[Unit] = []
     waiting: list[dict[str, Any]] = []
     last: Unit | None = None
-    for item in placed(names, activities, whole=to_the_end):
+    for item in placed(names, activities, whole=whole):
         if not isinstance(item, int):
             waiting.append(activity_message(item))
             continue

@@ -200,7 +200,13 @@ class RunTranscript:
             and (message.get("id") not in front_ids)
         }
         if produced:
-            gone |= self._earlier_output(produced, now, found)
+            # A run that goes on under its own id started from rows with its tag: those stay.
+            front = {
+                position
+                for message, position in zip(self._known.messages, found.positions, strict=True)
+                if id(message) in present or message.get("id") in front_ids - {None}
+            }
+            gone |= self._earlier_output(produced, now, found) - front
         added = self._unstored_posts(mine, found, replaced, again=again)
         at = self._where(now, found, gone, asking=bool(added))
         if isinstance(at, CutAway):

@@ -8,7 +8,6 @@ kept of the answer. A boundary is made once; retries and re-merges keep its comm
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal
@@ -16,11 +15,8 @@ from typing import Any, Literal
 from ag_ui.core import (
     ActivityDeltaEvent,
     ActivitySnapshotEvent,
-    RunFinishedEvent,
-    RunFinishedInterruptOutcome,
 )
 
-from chatkeep.engine.failure import error_text
 from chatkeep.engine.middleware import (
     AbortInfo,
     ChatConfig,
@@ -46,6 +42,15 @@ from chatkeep.persistence.capabilities import DETACHABLE
 from chatkeep.persistence.committer import Committer
 from chatkeep.persistence.completion import RunCompletion
 from chatkeep.persistence.drafts import Drafts
+from chatkeep.persistence.endings import (
+    ended,
+    failure_of,
+    now_ms,
+    parked,
+    questions,
+    up_to_last_result,
+    withdrawn,
+)
 from chatkeep.persistence.foreign import ANSWER_SECONDS
 from chatkeep.persistence.gate import admit, check_run
 from chatkeep.persistence.layout import Layout
@@ -116,9 +121,10 @@ class Turn:
             )
         self._usage: Usage | None = None
         self._resume: Resume | None = None
+        self._asked: Sequence[InterruptRecord] = ()
         self._hide: tuple[int, int] | None = None
         self._drop_draft = self._drafts is not None
-        self._began = _now()
+        self._began = now_ms()
         self._started = False
         self._ended = False
         self._refused = False
@@ -199,6 +205,7 @@ class Turn:
         self._started = True
         if boundary.activities is not None:
             boundary.activities.settle()
+        self._shown = ctx.activities
         if boundary.record is not None and boundary.record.usage is not None:
             self._usage = dict(boundary.record.usage)
         if self._work.leased:
@@ -227,7 +234,7 @@ class Turn:
             extra["hideThrough"] = self._hide[1]
         return RunStart(
             run_id=self._run_id,
-            started_at=_now(),
+            started_at=now_ms(),
             lease_token=self._token,
             lease_ms=self._lease_ms,
             parent_run_id=ctx.parent_run_id,
@@ -279,7 +286,9 @@ class Turn:
         if self._usage is None and info.usage is not None:
             self._usage = dict(info.usage)
         boundary = Boundary(
-            answers=self._answers(), run=self._end_patch("completed"), drop_draft=self._drop_draft
+            answers=self._answers(),
+            run=self._run(ended("completed", usage=self._usage)),
+            drop_draft=self._drop_draft,
         )
         try:
             await self._fill(boundary, ctx, ctx.messages)
@@ -290,8 +299,7 @@ class Turn:
             raise
         except Exception as error:
             self._reports.failure("finish", error, run_id=self._run_id)
-            failure = RunError(message=error_text(error), code=_code(error))
-            await self._end_badly(ctx, "failed", failure, phase="finish")
+            await self._end_badly(ctx, "failed", failure_of(error), phase="finish")
             if not (isinstance(error, BackendUnavailable) and await self._is("completed")):
                 self.completion.settle("failed", error)
                 raise
@@ -324,48 +332,38 @@ class Turn:
         await self._close(ctx)
         if self._lease.lost is not None:
             raise self._lease.lost
+        asked: list[InterruptRecord] = []
+        if self._layout.stores.interrupts is not None:
+            asked = questions(event, thread_id=self._thread_id, run_id=self._run_id)
         boundary = Boundary(
             answers=self._answers(),
-            interrupts=self._questions(event),
+            interrupts=asked,
+            run=self._run(parked(self._usage)),
             drop_draft=self._drop_draft,
         )
-        if self._layout.stores.runs is not None:
-            values: dict[str, Any] = {"status": "interrupted", "lease": None}
-            if self._usage is not None:
-                values["usage"] = self._usage
-            boundary.run = RunPatch(**values)
         try:
             await self._fill(boundary, ctx, ctx.messages)
             await self._committer.commit(boundary, ctx.messages, patient=True)
         except Exception as error:
             self._reports.failure("interrupt", error, run_id=self._run_id)
             if not (isinstance(error, BackendUnavailable) and await self._is("interrupted")):
+                if "interrupts" in boundary.done:
+                    self._asked = asked
                 raise
         self._ended = True
+        self._asked, self._resume = asked, None
+        self._work.parked()
         self._show_seen(ctx)
         self.completion.settle("interrupted")
 
-    def _questions(self, event: Event) -> list[InterruptRecord]:
-        outcome = event.outcome if isinstance(event, RunFinishedEvent) else None
-        if not isinstance(outcome, RunFinishedInterruptOutcome):
-            return []
-        if self._layout.stores.interrupts is None:
-            return []
-        return [
-            InterruptRecord(
-                interrupt_id=interrupt.id,
-                run_id=self._run_id,
-                thread_id=self._thread_id,
-                requested_at=_now(),
-                payload=interrupt.model_dump(by_alias=True, exclude_none=True),
-            )
-            for interrupt in outcome.interrupts
-        ]
-
     async def fail(self, ctx: ChatContext, info: ErrorInfo) -> None:
         """The run failed: record it, keep what a draft has of the answer, unless a hook
-        refused it."""
-        if not self._ended:
+        refused it. A pause that is stored already, and that a later hook refused, is taken back:
+        nobody is shown it."""
+        if self.completion.outcome == "interrupted":
+            failure = RunError(message=info.message, code=info.code)
+            await self._end_badly(ctx, "failed", failure, phase="error")
+        elif not self._ended:
             self._ended = True
             self._refused = info.refused
             await self._close(ctx)
@@ -438,23 +436,8 @@ class Turn:
         if change is not None:
             await self._work.save_activities(change)
 
-    def _end_patch(
-        self,
-        status: Literal["completed", "failed", "aborted"],
-        error: RunError | None = None,
-    ) -> RunPatch | None:
-        if self._layout.stores.runs is None:
-            return None
-        values: dict[str, Any] = {
-            "status": status,
-            "finished_at": _now(),
-            "detached_since": None,
-        }
-        if error is not None:
-            values["error"] = error
-        if self._usage is not None:
-            values["usage"] = self._usage
-        return RunPatch(**values)
+    def _run(self, patch: RunPatch) -> RunPatch | None:
+        return None if self._layout.stores.runs is None else patch
 
     async def _end_badly(
         self,
@@ -469,7 +452,11 @@ class Turn:
         it. The transcript part (finished model turns, what a draft has kept, a question whose
         start could not be written) is best effort; the run's end is written without it if need
         be, and reported if it cannot be written at all."""
-        boundary = Boundary(run=self._end_patch(status, error), drop_draft=self._drop_draft)
+        boundary = Boundary(
+            answers=withdrawn(self._asked),
+            run=self._run(ended(status, usage=self._usage, error=error)),
+            drop_draft=self._drop_draft,
+        )
         run_alone = False
         try:
             try:
@@ -505,7 +492,7 @@ class Turn:
             return front
         produced = self._transcript.produced(ctx.messages)
         if self._refused:
-            return [*front, *_up_to_last_result(produced)]
+            return [*front, *up_to_last_result(produced)]
         if self._drafts is None:
             return [*front, *produced]
         return [*front, *self._drafts.rows(produced, self._run_id, stop_reason=stop_reason)]
@@ -519,20 +506,3 @@ class Turn:
         newest = self._transcript.newest
         if newest and not self._work.blind:
             ctx.terminal_metadata.setdefault("chatkeep", {})["seen"] = newest
-
-
-def _up_to_last_result(produced: Sequence[ModelMessage]) -> list[ModelMessage]:
-    """Without the answer at the end: what tools did stays, whatever was said about it."""
-    end = len(produced)
-    while end and produced[end - 1].get("role") != "tool":
-        end -= 1
-    return list(produced[:end])
-
-
-def _code(error: BaseException) -> str | None:
-    code = getattr(error, "code", None)
-    return code if isinstance(code, str) else None
-
-
-def _now() -> int:
-    return time.time_ns() // 1_000_000

@@ -66,6 +66,7 @@ class UnitOfWork:
         self._reports = reports
         self._holds_lease = False
         self._lent_run = False
+        self._claimed: set[tuple[str | None, str]] = set()
 
     @property
     def lease_backend(self) -> TurnBackend | None:
@@ -150,6 +151,7 @@ class UnitOfWork:
         if groups and self._must_prove_lease(groups[0], boundary):
             await self._prove_lease()
         if groups and "answers" in boundary.parts() and "answers" not in groups[0]:
+            # What is written first, no commit guards by the answers.
             lost = await self.lost_claims(boundary.answers)
             if lost:
                 raise InterruptConflict(self.thread_id, lost, "is not claimed by this run any more")
@@ -164,6 +166,10 @@ class UnitOfWork:
             boundary.done.update(group)
         if isinstance(boundary.run, RunPatch):
             await self._end_stand_in(boundary.run)
+
+    def parked(self) -> None:
+        """The run waits for a human: it has no lease any more."""
+        self._holds_lease = False
 
     async def release(self) -> None:
         """Give up the claims of a run that never began: nothing else ends its stand-in."""
@@ -221,9 +227,9 @@ class UnitOfWork:
 
     async def lost_claims(self, answers: Sequence[InterruptAnswer]) -> list[str]:
         """Which of the interrupts that this run claimed it has lost: a process that stood still
-        for longer than its lease may find them claimed, or answered, by somebody else. To be
-        asked before anything is written that no commit guards by the answers."""
+        for longer than its lease may find them claimed, or answered, by somebody else."""
         desk = self.layout.desk
+        answers = [a for a in answers if (a.run_id, a.interrupt_id) in self._claimed]
         if desk is None or not answers:
             return []
         query = ViewQuery(messages="none", runs="none", interrupts="pending")
@@ -282,6 +288,8 @@ class UnitOfWork:
 
     def _apply(self, boundary: Boundary, group: Sequence[Part], receipt: TurnReceipt) -> None:
         change = boundary.change
+        if "claims" in group:
+            self._claimed.update((ref.run_id, ref.interrupt_id) for ref in boundary.claims)
         if "answers" in group and boundary.answers:
             self._lent_run = False
         if "transcript" in group and change is not None:

@@ -155,9 +155,15 @@ async def _generic(scene: Scene) -> AsyncIterator[Event]:
 
 
 async def _structured(scene: Scene) -> AsyncIterator[Event]:
-    """``{"as": "event"}``: prose, and the object beside it; ``{"raw": …}``: another answer."""
+    """``{"as": "event"}``: prose, and the object beside it; ``{"raw": …}``: another answer;
+    ``{"tool": true}``: after a call of a tool."""
     value = {"name": "Ada", "age": 36}
     raw = str(scene.options.get("raw", _compact(value)))
+    if scene.options.get("tool") and not scene.results:
+        async for event in scene.call("get_weather", {"city": "Paris"}):
+            yield event
+        yield scene.end("tool_calls")
+        return
     if scene.options.get("as") == "event":
         async for event in scene.say("Here is the record."):
             yield event

@@ -237,19 +237,16 @@ class ChatView:
             if found is not None:
                 found[0]["parts"].append({"type": "ui-resource", **value})
         elif name == "structured-output.start":
-            self._structured = value["messageId"]
+            self._structured = self._about(value["messageId"])["id"]
         elif name == "structured-output.complete":
             self._complete(value)
         else:
             self.custom.append(dict(event))
 
     def _complete(self, value: Any) -> None:
-        owner = self._find(value["messageId"]) if "messageId" in value else None
-        if owner is None and "messageId" in value:
-            made: Message = {"id": value["messageId"], "role": "assistant", "parts": []}
-            self.messages.append(made)
-            owner = made
-        part = _structure(owner or self._current())
+        part = _structure(
+            self._about(value["messageId"]) if "messageId" in value else self._current()
+        )
         whole = value["object"]
         part.update(status="complete", data=whole, partial=whole, raw=value["raw"])
         if "reasoning" in value:
@@ -267,6 +264,14 @@ class ChatView:
                 if part["type"] == "tool-call" and part["id"] == call_id:
                     return message, part
         return None
+
+    def _about(self, message_id: str) -> Message:
+        """The message of this id; one that nobody knows is taken for the one that streams."""
+        found = self._find(message_id) or self._active
+        if found is None:
+            found = self._active = {"id": message_id, "role": "assistant", "parts": []}
+            self.messages.append(found)
+        return found
 
     def _current(self) -> Message:
         return self._active if self._active is not None else self._make_up("assistant")

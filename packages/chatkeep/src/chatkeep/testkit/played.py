@@ -29,6 +29,7 @@ from chatkeep.engine.middleware import (
     ToolPhaseInfo,
     Usage,
 )
+from chatkeep.engine.structured_answer import StructuredMode
 
 __all__ = ["PlayedModel", "PlayedTurn", "TraceMiddleware", "collect"]
 
@@ -44,10 +45,15 @@ class PlayedModel:
     """
 
     def __init__(
-        self, *turns: PlayedTurn, provider: str = "played", model: str = "played-1"
+        self,
+        *turns: PlayedTurn,
+        provider: str = "played",
+        model: str = "played-1",
+        structured_output: StructuredMode = "separate",
     ) -> None:
         self.provider = provider
         self.model = model
+        self.structured_output: StructuredMode = structured_output
         self.requests: list[ModelRequest] = []
         self._turns = turns
 
@@ -93,6 +99,12 @@ class TraceMiddleware(ChatMiddleware):
 
     async def on_config(self, ctx: ChatContext, config: ChatConfig) -> Mapping[str, Any] | None:
         self._note(ctx, "onConfig")
+        return None
+
+    async def on_structured_output_config(
+        self, ctx: ChatContext, config: ChatConfig, schema: dict[str, Any]
+    ) -> Mapping[str, Any] | None:
+        self._note(ctx, "onStructuredOutputConfig")
         return None
 
     async def on_start(self, ctx: ChatContext) -> None:

@@ -96,6 +96,24 @@ class TestActivities(ConformanceCase):
         assert _json(found) == _json(rows)
         assert found[1].to_json() == {"id": "bare", "activityType": "t", "content": {}, "index": 0}
 
+    async def test_the_place_and_the_run_of_a_row_round_trip(
+        self, activities: ActivityStore, ids: Ids
+    ) -> None:
+        """A row stands behind the message that its anchor names, whatever its index says: a
+        store that loses the anchor moves rows when another turn is put in before them."""
+        thread = ids.thread()
+        rows = [
+            activity("x", 7, anchor="m1", run_id="r1"),
+            activity("y", 1, anchor="é😀 m/2"),
+            activity("z", 0),
+        ]
+        await activities.save_activities(thread, rows)
+        found = await activities.load_activities(thread)
+        assert [(r.anchor, r.run_id) for r in found] == [
+            ("m1", "r1"), ("é😀 m/2", None), (None, None),
+        ]  # fmt: skip
+        assert _json(found) == _json(rows)
+
     async def test_rows_and_messages_are_independent(
         self, messages: MessageStore, activities: ActivityStore, ids: Ids
     ) -> None:

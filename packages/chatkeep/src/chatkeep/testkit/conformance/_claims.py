@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from chatkeep.errors import InterruptConflict, InvalidValue
+from chatkeep.errors import InterruptConflict, InvalidValue, RunConflict
 from chatkeep.records import UNSET, RunPatch
 from chatkeep.stores import (
     InterruptAnswer,
@@ -163,6 +163,111 @@ class TestClaims(ConformanceCase):
         assert (receipt.run.status, receipt.created_run) == ("interrupted", False)
         (record,) = (await see(backend, thread)).interrupts
         assert record.claimed_by == run
+
+    async def test_a_live_claim_refuses_its_own_run_too(
+        self, backend: TurnBackend, ids: Ids
+    ) -> None:
+        """Two drivers of one run id: the second has another token, and comes too late."""
+        thread, run = await self._paused(backend, ids)
+        await self._claim(backend, thread, run, ["i0"])
+        before = await see(backend, thread)
+        with pytest.raises((InterruptConflict, RunConflict)):
+            await backend.commit_turn(
+                turn(
+                    thread,
+                    run_id=run,
+                    claims=[InterruptRef(interrupt_id="i0")],
+                    run=RunStart(run_id=run, started_at=T0 + 2, lease_token="the other's"),
+                )
+            )
+        assert (await see(backend, thread)).runs == before.runs
+
+    async def test_a_claim_that_is_sent_again_is_recognised(
+        self, backend: TurnBackend, ids: Ids
+    ) -> None:
+        """Its reply was lost: the same commit id is the success of the first one, no second."""
+        thread, _ = await self._paused(backend, ids)
+        run = ids.run()
+        commit = turn(
+            thread,
+            run_id=run,
+            claims=[InterruptRef(interrupt_id="i0")],
+            run=RunStart(run_id=run, started_at=T0 + 1, lease_token="mine"),
+        )
+        first = await backend.commit_turn(commit)
+        again = await backend.commit_turn(commit)
+        assert (first.replayed, again.replayed) == (False, True)
+        (record,) = (await see(backend, thread)).interrupts
+        assert record.claimed_by == run
+
+    async def test_a_claim_names_the_run_that_asked(self, backend: TurnBackend, ids: Ids) -> None:
+        """One id in two paused runs: only the named one's interrupt is claimed and answered."""
+        thread, first = await self._paused(backend, ids)
+        second = ids.run()
+        await start_turn(backend, thread, second)
+        await backend.commit_turn(
+            turn(
+                thread,
+                run_id=second,
+                interrupts=[interrupt(thread, second, "i0", at=T0 + 5)],
+                run=RunPatch(status="interrupted"),
+            )
+        )
+        run = ids.run()
+        await backend.commit_turn(
+            turn(
+                thread,
+                run_id=run,
+                claims=[InterruptRef(interrupt_id="i0", run_id=first)],
+                run=RunStart(run_id=run, started_at=T0 + 6, lease_token="t"),
+            )
+        )
+        found = (await see(backend, thread)).interrupts
+        assert {r.run_id: r.claimed_by for r in found} == {first: run, second: None}
+        await backend.commit_turn(
+            turn(
+                thread,
+                run_id=run,
+                lease_token="t",
+                answers=[InterruptAnswer(interrupt_id="i0", run_id=first, response=1)],
+                run=RunPatch(status="completed"),
+            )
+        )
+        found = (await see(backend, thread)).interrupts
+        assert {r.run_id: r.status for r in found} == {first: "resolved", second: "pending"}
+
+    async def test_a_parked_run_with_a_lease_holds_its_claims(
+        self, backend: TurnBackend, ids: Ids
+    ) -> None:
+        """Live is what has not ended and has a lease that runs: the word may be interrupted. Such
+        a run is none to join, and its claims end with its lease."""
+        thread, _ = await self._paused(backend, ids)
+        for lease_ms, live in ((60_000, True), (-1, False)):
+            run = ids.run()
+            await backend.commit_turn(
+                turn(
+                    thread,
+                    run_id=run,
+                    claims=[InterruptRef(interrupt_id="i0")],
+                    run=RunStart(
+                        run_id=run,
+                        started_at=T0 + 1,
+                        status="interrupted",
+                        lease_token=run,
+                        lease_ms=lease_ms,
+                    ),
+                )
+            )
+            view = await backend.read_view(thread, ViewQuery(runs="active"))
+            assert view.runs == []
+            assert [r.claimed_by for r in view.interrupts] == [run if live else None]
+            if live:
+                with pytest.raises(InterruptConflict):
+                    await self._claim(backend, thread, ids.run(), ["i0"])
+                await backend.commit_turn(
+                    turn(thread, run_id=run, lease_token=run, run=RunPatch(status="completed"))
+                )
+        await self._claim(backend, thread, ids.run(), ["i0"])
 
     async def test_an_answer_twice_in_a_commit_is_refused(
         self, backend: TurnBackend, ids: Ids
