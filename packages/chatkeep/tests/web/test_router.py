@@ -214,6 +214,46 @@ async def test_leaving_stops_nothing_and_a_second_tab_sees_everything(
     assert agent.streams[0].end == "finished"
 
 
+async def test_a_socket_that_closes_stops_the_run_where_that_is_asked_for(
+    persistence: Persistence,
+) -> None:
+    """``on_disconnect="abort"``: also for those who watch; one of them who leaves stops nothing,
+    nor does a repeated post that does."""
+
+    def slow(run_id: str, chunks: int) -> dict[str, Any]:
+        text = f'SCENARIO:slow {{"chunks": {chunks}, "delayMs": 10}}'
+        return body(run_id, run_id, messages=[{"id": "u1", "role": "user", "content": text}])
+
+    async with chat_router(
+        persistence, {"adapter": ScriptedModel()}, allow_anonymous=True, on_disconnect="abort"
+    ) as chats:
+        first, posting = open_request(chats, "POST", json_body=slow("r", 1000))
+        await first.until(lambda a: b"w0" in a.body)
+        joined: dict[str, Any] = {"query": {"offset": "-1", "runId": "r"}}
+        repeated: dict[str, Any] = {"method": "POST", "json_body": slow("r", 1000)}
+        for others in (joined, repeated):
+            other, watching = open_request(chats, **others)
+            await other.until(lambda a: b"w0" in a.body)
+            other.leave.set()
+            await watching
+        last, watching = open_request(chats, **joined)
+        await last.until(lambda a: b"w5" in a.body)
+        first.leave.set()
+        await posting
+        await watching
+        assert last.events[-1]["outcome"] == {"type": "cancelled"}
+        runs: Any = persistence.stores.runs
+        assert (await runs.get("r")).status == "aborted"
+        await request(chats, "POST", json_body=slow("r2", 3))
+        assert (await runs.get("r2")).status == "completed"
+
+
+def test_what_a_closed_socket_means_is_one_of_two(agent: Agent, persistence: Persistence) -> None:
+    wrong: Any = "stop"
+    with pytest.raises(CompositionError, match="'detach' or 'abort'"):
+        chat_router(persistence, agent, allow_anonymous=True, on_disconnect=wrong)
+
+
 async def test_an_async_agent_is_awaited(persistence: Persistence) -> None:
     async def agent(params: ChatParams) -> AsyncIterator[BaseEvent]:
         await asyncio.sleep(0)

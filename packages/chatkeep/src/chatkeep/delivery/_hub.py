@@ -179,7 +179,7 @@ class Hub:
             self._listening = True
             for feed in self._feeds.values():
                 self._look_at(feed.key)
-        elif (feed := self._feeds.get(key)) is not None and not feed.local:
+        elif (known := self._feeds.get(key)) is not None and not known.local:
             self._look_at(key)
 
     def _start(self) -> None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
-from typing import TYPE_CHECKING, Self
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any, Self
 
 from ag_ui.core import BaseEvent
 
@@ -31,7 +31,8 @@ from chatkeep.delivery._terminal import (
     is_terminal,
     with_terminal,
 )
-from chatkeep.errors import ChatkeepError, RunConflict, StoreClosed, StoreError
+from chatkeep.engine.abort import HAND_OVER
+from chatkeep.errors import ChatkeepError, RunConflict, StoreClosed, StoreError, UnknownRun
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -45,6 +46,9 @@ _log = logging.getLogger("chatkeep.delivery")
 _ABORT_GRACE = 5.0
 """Seconds in which a run that was asked to stop may end by itself before its task is cancelled."""
 
+
+_HAND_OVER_MS = 300_000
+"""How long viewers wait for a run that was handed over."""
 
 EVENTS_LOST = "events-lost"
 """Error code for the viewers of a run whose log was out of reach for a while."""
@@ -66,12 +70,15 @@ class Producer:
         key: RunKey,
         thread_id: str,
         abort: AbortSignal | None = None,
+        detachable: bool = False,
     ) -> None:
         self.key = key
         self.thread_id = thread_id
+        self.detachable = detachable
         self._stream = stream
         self._writer = writer
         self._batches = Batcher(writer)
+        self._handing_over: int | None = None
         self._signal = abort
         self._ended = False
         self._task = asyncio.create_task(self._run(), name=f"chatkeep run {key.run_id}")
@@ -89,6 +96,16 @@ class Producer:
         """
         if self._signal is not None:
             self._signal.abort(reason)
+            await asyncio.wait({self._task}, timeout=grace)
+        self._task.cancel()
+        await asyncio.wait({self._task})
+
+    async def hand_over(self, *, wait_ms: int, grace: float = _ABORT_GRACE) -> None:
+        """Stop driving without ending the run: no terminal, and the log stays open for
+        ``wait_ms`` for whoever takes the run over."""
+        self._handing_over = wait_ms
+        if self._signal is not None:
+            self._signal.abort(HAND_OVER)
             await asyncio.wait({self._task}, timeout=grace)
         self._task.cancel()
         await asyncio.wait({self._task})
@@ -116,6 +133,8 @@ class Producer:
             await self._close()
 
     async def _publish(self, event: BaseEvent) -> None:
+        if self._handing_over is not None:
+            return  # what a stopped stream says about its end is not so
         await self._batches.put(event)
         self._ended = self._ended or is_terminal(event)
 
@@ -159,7 +178,10 @@ class Producer:
 
     async def _close(self) -> None:
         try:
-            await self._writer.close()
+            if self._handing_over is not None and not self._ended:
+                await self._writer.leave(wait_ms=self._handing_over)
+            else:
+                await self._writer.close()
         except ChatkeepError as error:
             _log.error("the log of run %r could not be closed: %s", self.key.run_id, error)
 
@@ -190,6 +212,7 @@ class Delivery:
         key: RunKey,
         thread_id: str,
         abort: AbortSignal | None = None,
+        detachable: bool = False,
     ) -> Producer:
         """Drive ``stream`` into the log. It is closed here if the log refuses the run.
 
@@ -198,21 +221,76 @@ class Delivery:
             key: the run.
             thread_id: whom to ask before somebody may read the log.
             abort: the signal that the stream obeys; without one it is cancelled.
+            detachable: the run can go on in another process; at shutdown it is handed over, not
+                aborted.
 
         Raises:
             CompositionError: ``stream`` is no async iterator.
             RunConflict: the log knows the run already.
             StoreClosed: after :meth:`aclose`.
         """
-        check_stream(stream)
+        opening = self.log.open(key, thread_id)
+        return await self._drive(opening, stream, key, thread_id, abort, detachable)
+
+    async def take_over(
+        self,
+        stream: AsyncIterator[BaseEvent],
+        *,
+        key: RunKey,
+        thread_id: str,
+        abort: AbortSignal | None = None,
+        detachable: bool = False,
+    ) -> Producer:
+        """Drive the rest of a run into the log that it has: viewers go on where they are, and
+        its former writer appends nothing any more. Claim the run first, with
+        :func:`chatkeep.persistence.claim_run`, so that one of several wins.
+
+        Args:
+            stream: what comes next in the run, up to its end; not its start.
+            key: the run.
+            thread_id: see :meth:`start`.
+            abort: see :meth:`start`.
+            detachable: see :meth:`start`.
+
+        Raises:
+            CompositionError: ``stream`` is no async iterator.
+            UnknownRun: the log does not know the run, or it has ended.
+            StoreClosed: after :meth:`aclose`.
+        """
+        taking = self._take(key)
+        return await self._drive(taking, stream, key, thread_id, abort, detachable)
+
+    async def _take(self, key: RunKey) -> LogWriter:
+        writer = await self.log.take_over(key)
+        if writer is None:
+            raise UnknownRun(key.run_id)
+        return writer
+
+    async def _drive(
+        self,
+        getting: Coroutine[Any, Any, LogWriter],
+        stream: AsyncIterator[BaseEvent],
+        key: RunKey,
+        thread_id: str,
+        abort: AbortSignal | None,
+        detachable: bool,
+    ) -> Producer:
+        try:
+            check_stream(stream)
+        except BaseException:
+            getting.close()
+            raise
         try:
             if self._closed:
+                getting.close()
                 raise StoreClosed("this delivery")
-            writer = await self.log.open(key, thread_id)
+            writer = await getting
         except BaseException:
             await aclose(stream)
             raise
-        producer = Producer(stream, writer, key=key, thread_id=thread_id, abort=abort)
+        producer = Producer(
+            stream, writer, key=key, thread_id=thread_id, abort=abort, detachable=detachable
+        )
         self._producers[key] = producer
         producer.task.add_done_callback(lambda _: self._producers.pop(key, None))
         return producer
@@ -236,17 +314,25 @@ class Delivery:
         return True
 
     async def aclose(self) -> None:
-        """Take no more runs, let the running ones finish for ``drain`` seconds, then abort
-        the rest and wait until they are saved. Call it before the persistence is closed.
-        Idempotent; ``async with`` opens it again."""
+        """Take no more runs and let the running ones finish for ``drain`` seconds. Then hand over
+        those that can go on elsewhere, abort the rest, and wait until they are saved. Call it
+        before the persistence is closed. Idempotent; ``async with`` opens it again."""
         self._closed = True
         producers = list(self._producers.values())
         if producers:
             await asyncio.wait({p.task for p in producers}, timeout=self._drain)
         left = [p for p in producers if not p.task.done()]
         if left:
-            _log.warning("shutting down: %d runs are aborted", len(left))
-            await asyncio.gather(*(p.abort("server shutdown") for p in left))
+            lasting = not isinstance(self.log, RunLog)
+            over = [p for p in left if p.detachable and lasting]
+            doomed = [p for p in left if p not in over]
+            _log.warning(
+                "shutting down: %d runs are aborted, %d handed over", len(doomed), len(over)
+            )
+            await asyncio.gather(
+                *(p.abort("server shutdown") for p in doomed),
+                *(p.hand_over(wait_ms=_HAND_OVER_MS) for p in over),
+            )
         await self.log.aclose()
 
     async def sweep(self) -> list[LoggedRun]:

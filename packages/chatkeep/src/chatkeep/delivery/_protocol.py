@@ -76,8 +76,9 @@ class LogWriter(Protocol):
         lost the run to another closes nothing."""
         ...
 
-    async def leave(self) -> None:
-        """Write no more, and leave the log open for whoever takes the run over."""
+    async def leave(self, *, wait_ms: int = 0) -> None:
+        """Write no more, and leave the log open: for so long readers wait for whoever takes the
+        run over, before they are told that its writer is gone."""
         ...
 
 

@@ -293,5 +293,5 @@ class _Writer:
         if self._run.closed_at is None and self._run.writer is self:
             self._retire(self._run)
 
-    async def leave(self) -> None:
+    async def leave(self, *, wait_ms: int = 0) -> None:
         """See :class:`LogWriter`."""

@@ -267,13 +267,20 @@ class _Writer:
         self._active = True
         self._hub.published(self._key, number, bodies)
 
-    async def _send(self, number: int, bodies: Sequence[bytes], keep_from: int = 1) -> None:
+    async def _send(
+        self,
+        number: int,
+        bodies: Sequence[bytes],
+        keep_from: int = 1,
+        *,
+        lease_ms: int | None = None,
+    ) -> None:
         await self._store.log_append(
             self._head.run_id,
             self._token,
             number,
             bodies,
-            lease_ms=self._lease_ms,
+            lease_ms=self._lease_ms if lease_ms is None else lease_ms,
             keep_from=keep_from,
         )
 
@@ -297,12 +304,15 @@ class _Writer:
                 finally:
                     self._stop()
                     await self._store.log_close(self._head.run_id, self._token)
-                    self._hub.left(self._key)
+                    self._hub.left(self._key)  # once more: now it is closed
 
-    async def leave(self) -> None:
+    async def leave(self, *, wait_ms: int = 0) -> None:
         """See :class:`LogWriter`."""
-        self._stop()
-        self._hub.left(self._key)
+        async with self._order:
+            if wait_ms and not self._ended:
+                await self._settle()
+                await self._send(self._next, [], lease_ms=wait_ms)
+            self._stop()
 
     def _stop(self) -> None:
         self._ended = True
