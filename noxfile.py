@@ -117,8 +117,9 @@ def tests_redis(session: nox.Session) -> None:
 
 @nox.session(name="tests-dynamodb")
 def tests_dynamodb(session: nox.Session) -> None:
-    """What runs on DynamoDB."""
-    install(session, "test", "dynamodb")
+    """What runs on DynamoDB: on moto, and on dynalite for the limits of the service."""
+    install(session, "test", "dynamodb", "node")
+    dynalite(session)
     suite(session, "dynamodb")
 
 
@@ -136,6 +137,12 @@ def tests_wire(session: nox.Session) -> None:
     modules = node_modules(session, ROOT / "tests" / "wire")
     env = {"CHATKEEP_TEST_NODE_MODULES": str(modules)}
     pytest(session, "tests/wire", "tests/e2e", "-m", "node", env=env)
+
+
+def dynalite(session: nox.Session) -> None:
+    """Let the session's tests find dynalite."""
+    modules = node_modules(session, ROOT / "tests" / "servers" / "dynalite")
+    session.env["CHATKEEP_TEST_DYNALITE_MODULES"] = str(modules)
 
 
 def node_modules(session: nox.Session, folder: Path) -> Path:
@@ -208,7 +215,8 @@ def bench(session: nox.Session) -> None:
 @nox.session(default=False)
 def coverage(session: nox.Session) -> None:
     """All test suites with coverage, and a report of the lines that no test reached."""
-    install(session, "test", "postgres", "redis", "dynamodb", "mongo")
+    install(session, "test", "postgres", "redis", "dynamodb", "mongo", "node")
+    dynalite(session)
     session.run("coverage", "erase")
     apart = " and ".join(f"not {marker}" for marker in APART)
     session.run("coverage", "run", "-m", "pytest", "-m", apart, *session.posargs)
@@ -219,6 +227,7 @@ def coverage(session: nox.Session) -> None:
 @nox.session(python=["3.11", "3.12", "3.13", "3.14"], default=False)
 def python(session: nox.Session) -> None:
     """All suites on a named Python; fails where that Python is missing."""
-    install(session, "test", "postgres", "redis", "dynamodb", "mongo")
+    install(session, "test", "postgres", "redis", "dynamodb", "mongo", "node")
+    dynalite(session)
     for name in SUITES:
         suite(session, name)
