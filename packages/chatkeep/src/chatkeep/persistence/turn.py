@@ -1,8 +1,9 @@
 """One run between its first read and its last commit: the moments at which it writes.
 
-start: the question, and the run with its lease. finish: the answer, the usage, the end: one
-commit, after which the terminal event is published. error, abort: the end, and what a draft
-kept of the answer. A boundary is made once; retries and re-merges keep its commit ids.
+start: the question, and the run with its lease and its claims. interrupt: what it answered, what
+it asks, the parked run. finish: what it answered, the answer, the usage, the end. Each is one
+commit, and the terminal event is published after it. error, abort: the end, and what a draft kept
+of the answer. A boundary is made once; retries and re-merges keep its commit ids.
 """
 
 from __future__ import annotations
