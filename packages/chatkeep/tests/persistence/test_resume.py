@@ -280,6 +280,37 @@ async def test_a_continuation_that_pauses_again_settles_and_asks_in_one_commit(l
     assert (await lab.run("r3")).usage["totalTokens"] == 3
 
 
+async def test_answers_after_which_a_middleware_stops_are_given_and_nothing_is_executed(
+    lab: Any, kit: Any
+) -> None:
+    """The calls stay open; the next turn tells the model so."""
+
+    class Stops(kit.Asks):  # type: ignore[misc]
+        async def on_interrupt_resolution(self, ctx: Any, resolutions: Any) -> Any:
+            return "stop"
+
+    middleware = [lab.middleware(), Stops("beforeTools")]
+    call, question = paused(await lab.pause(PAY, middleware=middleware))
+    entries = [resume_approve(call), resume_answer(question, {"ok": False})]
+    ended_well(await lab.resume(*entries, middleware=middleware, parent_run_id="r1"))
+    assert lab.bank.paid == []
+    assert {status for status, _ in (await lab.settled()).values()} == {"resolved"}
+    assert (await lab.run("r2")).status == "completed"
+    model = kit.Paced(waits=False)
+    ended_well(kit.terminal(await lab.turn(kit.user("u2"), adapter=model)))
+    assert [m["role"] for m in model.requests[0].messages] == ["user", "assistant", "tool", "user"]
+
+
+async def test_a_request_that_a_proxy_repeats_is_refused_by_its_run(lab: Any) -> None:
+    await lab.pause(PAY)
+    ended_well(await lab.resume(resume_approve("approval_c1"), run_id="once"))
+    before = await lab.everything()
+    again = await lab.resume(resume_approve("approval_c1"), run_id="once")
+    assert again.code == "run-conflict"
+    assert await lab.everything() == before
+    assert lab.bank.paid == [1]
+
+
 # -------------------------------------------------------------- while it continues, and after
 
 
