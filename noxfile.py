@@ -117,8 +117,9 @@ def tests_redis(session: nox.Session) -> None:
 
 @nox.session(name="tests-dynamodb")
 def tests_dynamodb(session: nox.Session) -> None:
-    """What runs on DynamoDB."""
-    install(session, "test", "dynamodb")
+    """What runs on DynamoDB: on moto, and on dynalite for the limits of the service."""
+    install(session, "test", "dynamodb", "node")
+    dynalite(session)
     suite(session, "dynamodb")
 
 
@@ -138,6 +139,12 @@ def tests_wire(session: nox.Session) -> None:
     pytest(session, "tests/wire", "tests/e2e", "-m", "node", env=env)
 
 
+def dynalite(session: nox.Session) -> None:
+    """Let the session's tests find dynalite."""
+    modules = node_modules(session, ROOT / "tests" / "servers" / "dynalite")
+    session.env["CHATKEEP_TEST_DYNALITE_MODULES"] = str(modules)
+
+
 def node_modules(session: nox.Session, folder: Path) -> Path:
     """Install the npm packages that ``folder`` locks, beside the session's own."""
     # npm comes from the session's packages too: no Node.js on the machine is needed.
@@ -153,21 +160,21 @@ def node_modules(session: nox.Session, folder: Path) -> Path:
 @nox.session(name="tests-docs")
 def tests_docs(session: nox.Session) -> None:
     """Every Python block of README and docs runs."""
-    install(session, "test", "postgres", "redis", "demo")
+    install(session, "test", "postgres", "redis", "mongo", "demo")
     pytest(session, "tests/docs")
 
 
 @nox.session(name="tests-packaging")
 def tests_packaging(session: nox.Session) -> None:
     """Wheels, built and installed with pip into clean virtual environments."""
-    install(session, "test", "postgres", "redis", editable=False)
+    install(session, "test", "postgres", "redis", "mongo", editable=False)
     pytest(session, "tests/wheels")
 
 
 @nox.session(name="tests-lowest")
 def tests_lowest(session: nox.Session) -> None:
     """The oldest versions of direct dependencies that the packages claim to work with."""
-    groups = ("--group", "test", "--group", "redis")
+    groups = ("--group", "test", "--group", "redis", "--group", "mongo")
     session.install("--resolution", "lowest-direct", *groups, *EDITABLE)
     # What meets the dependencies; races, crashes and long runs are the other sessions' work.
     where = [
@@ -201,14 +208,15 @@ def demo(session: nox.Session) -> None:
 @nox.session(default=False)
 def bench(session: nox.Session) -> None:
     """Cost of a boundary, a turn and a reload, beside the bare drivers; prints tables."""
-    install(session, "test", "postgres", "redis")
+    install(session, "test", "postgres", "redis", "mongo")
     session.run("python", "-m", "bench", *session.posargs, env={"PYTHONPATH": "tests"})
 
 
 @nox.session(default=False)
 def coverage(session: nox.Session) -> None:
     """All test suites with coverage, and a report of the lines that no test reached."""
-    install(session, "test", "postgres", "redis", "dynamodb", "mongo")
+    install(session, "test", "postgres", "redis", "dynamodb", "mongo", "node")
+    dynalite(session)
     session.run("coverage", "erase")
     apart = " and ".join(f"not {marker}" for marker in APART)
     session.run("coverage", "run", "-m", "pytest", "-m", apart, *session.posargs)
@@ -219,6 +227,7 @@ def coverage(session: nox.Session) -> None:
 @nox.session(python=["3.11", "3.12", "3.13", "3.14"], default=False)
 def python(session: nox.Session) -> None:
     """All suites on a named Python; fails where that Python is missing."""
-    install(session, "test", "postgres", "redis", "dynamodb", "mongo")
+    install(session, "test", "postgres", "redis", "dynamodb", "mongo", "node")
+    dynalite(session)
     for name in SUITES:
         suite(session, name)

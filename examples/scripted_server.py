@@ -135,6 +135,7 @@ def main() -> None:
     parser.add_argument("--stored-log", action="store_true", help="events in the database too")
     parser.add_argument("--drafts", action="store_true", help="store answers while they stream")
     parser.add_argument("--draft-ms", type=int, default=1_000, help="time between two drafts")
+    parser.add_argument("--interrupts", help="URL of another place for the interrupts")
     parser.add_argument("--without", nargs="*", default=[], help="stores to leave out")
     parser.add_argument("--calls", type=Path, help="file that takes down the tools that run")
     parser.add_argument("--drain", type=float, default=2.0, help="seconds for runs at shutdown")
@@ -144,10 +145,12 @@ def main() -> None:
     logging.basicConfig(level=options.log_level.upper())
 
     persistence = open_persistence(options.store)
-    if options.without:
-        persistence = compose_persistence(
-            persistence, overrides=dict.fromkeys(options.without, False)
-        )
+    overrides: dict[str, object] = dict.fromkeys(options.without, False)
+    if options.interrupts:
+        elsewhere = open_persistence(options.interrupts)  # closed with what it is composed into
+        overrides["interrupts"] = elsewhere.stores.interrupts
+    if overrides:
+        persistence = compose_persistence(persistence, overrides=overrides)
     chats = make_router(persistence, options)
     app = make_app(persistence, chats)
     config = uvicorn.Config(app, log_level=options.log_level, timeout_graceful_shutdown=5)

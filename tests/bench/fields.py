@@ -12,11 +12,13 @@ import psycopg
 
 from bench.contenders import Chatkeep, Contender, Floor
 from bench.measure import written_by_process
-from bench.references import RefAiosqlite, RefAsyncpg, RefCore, RefRedis
+from bench.references import RefAiosqlite, RefAsyncpg, RefCore, RefMongo, RefRedis
 from chatkeep.backends import open_persistence
+from chatkeep_mongo import mongo_persistence
 from chatkeep_redis import redis_persistence
 from chatkeep_sql import postgres_persistence, sqlite_persistence
 from servers import Database, PostgresDriver, PostgresProcess, TcpProxy
+from servers.mongo import MongoProcess
 from servers.redis import RedisClusterProcesses, RedisProcess
 
 __all__ = ["FIELDS", "Field"]
@@ -199,10 +201,41 @@ async def _redis_behind_proxy(
             yield Chatkeep(f"{name} counted", persistence.backends[0]), proxy
 
 
+@asynccontextmanager
+async def mongo() -> AsyncGenerator[Field]:
+    """The stand-in server of the tests, which syncs each commit. It is no mongod, and slower: what
+    counts here is the comparison with the bare driver on it, and the commands."""
+    with MongoProcess() as server:
+        reference = RefMongo(server.url(), "reference", _POOL)
+        await reference.open()
+        # Of a client made from a URL the pool is set in the URL.
+        url = f"{server.url('bench')}&maxPoolSize={_POOL}"
+        async with mongo_persistence(url) as persistence:
+            await persistence.migrate()
+            yield Field(
+                title="MongoDB (stand-in server)",
+                settings={"write concern": "majority, j", "pool": str(_POOL)},
+                ours=[(Chatkeep("chatkeep mongo", persistence.backends[0]), Floor(reference))],
+                behind=lambda name: _mongo_behind_proxy(name, server),
+            )
+        await reference.close()
+
+
+@asynccontextmanager
+async def _mongo_behind_proxy(
+    name: str, server: MongoProcess
+) -> AsyncGenerator[tuple[Chatkeep, TcpProxy]]:
+    with server.proxy() as proxy:
+        async with mongo_persistence(server.url("counted", proxy=proxy)) as persistence:
+            await persistence.migrate()
+            yield Chatkeep(f"{name} counted", persistence.backends[0]), proxy
+
+
 FIELDS = {
     "memory": memory,
     "sqlite": sqlite,
     "postgres": postgres,
     "redis": redis,
     "redis-cluster": redis_cluster,
+    "mongo": mongo,
 }

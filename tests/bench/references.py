@@ -11,13 +11,14 @@ from typing import Any, ClassVar
 
 import aiosqlite
 import orjson
+from pymongo import AsyncMongoClient, WriteConcern
 from redis.asyncio import BlockingConnectionPool, Redis
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from chatkeep.records import ModelMessage
 
-__all__ = ["RefAiosqlite", "RefAsyncpg", "RefCore", "RefRedis", "Reference"]
+__all__ = ["RefAiosqlite", "RefAsyncpg", "RefCore", "RefMongo", "RefRedis", "Reference"]
 
 _TABLE = (
     "create table if not exists ref (thread text, seq bigint, body text, primary key (thread, seq))"
@@ -104,6 +105,36 @@ class RefRedis(Reference):
 
     async def load(self, thread: str) -> list[ModelMessage]:
         return [orjson.loads(body) for body in await self._client.lrange(f"ref:{thread}", 0, -1)]
+
+
+class RefMongo(Reference):
+    """PyMongo's asyncio client: a document for each message, then a counter in the thread's."""
+
+    name = "ref PyMongo"
+
+    def __init__(self, url: str, database: str, pool: int = 10) -> None:
+        super().__init__()
+        self._client: AsyncMongoClient[dict[str, Any]] = AsyncMongoClient(url, maxPoolSize=pool)
+        durable = WriteConcern("majority", j=True)
+        self._entries = self._client[database].get_collection("ref", write_concern=durable)
+        self._heads = self._client[database].get_collection("ref_heads", write_concern=durable)
+
+    async def open(self) -> None:
+        await self._entries.create_index([("thread", 1), ("n", 1)])
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    async def append(self, thread: str, messages: Sequence[ModelMessage]) -> None:
+        rows = self._number(thread, messages)
+        await self._entries.insert_many(
+            [{"_id": f"{thread}.{n}", "thread": thread, "n": n, "body": b} for n, b in rows]
+        )
+        await self._heads.update_one({"_id": thread}, {"$set": {"n": rows[-1][0]}}, upsert=True)
+
+    async def load(self, thread: str) -> list[ModelMessage]:
+        found = self._entries.find({"thread": thread}, {"body": 1}, batch_size=100_000)
+        return [orjson.loads(row["body"]) for row in await found.sort("n", 1).to_list()]
 
 
 class RefCore(Reference):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
+
+import httpx
 
 from chatkeep import open_persistence
 from chatkeep.testkit.client import comparable
@@ -14,6 +16,7 @@ from e2e.server import ChatServer
 
 __all__ = [
     "NewTab",
+    "broken_off",
     "kept",
     "model_input",
     "nulls",
@@ -136,3 +139,11 @@ async def model_input(tab: Tab) -> list[dict[str, Any]]:
     assert sorted(calls) == sorted(results)
     assert len(set(calls)) == len(calls)
     return rows
+
+
+async def broken_off(answer: Awaitable[object]) -> None:
+    """Wait for an answer whose server dies."""
+    try:
+        await answer
+    except httpx.TransportError:
+        return

@@ -93,6 +93,7 @@ async def test_a_decision_is_carried_out_once_and_comes_back(
     (result,) = [p for p in parts if p["type"] == "tool-result"]
     assert call["state"] == result["state"] == state
     assert call["output"] == json.loads(text)
+    assert result.get("outcome") == {"deny": "denied", "cancel": "cancelled"}.get(decision)
     assert server.executed(tab.thread_id) == (
         [{"tool": "send_email", "args": {"to": "ada@example.com", "subject": "Hi"}}]
         if decision == "approve"

@@ -11,20 +11,34 @@ from chatkeep.testkit.client import comparable
 from chatkeep.testkit.tab import Tab, user_message
 from e2e.server import ChatServer, until
 from servers.postgres import PostgresProcess
+from servers.redis import RedisProcess
 
 pytestmark = pytest.mark.anyio
 
 
-@pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param("psycopg", marks=pytest.mark.postgres),
+        pytest.param("asyncpg", marks=pytest.mark.postgres),
+        pytest.param("redis", marks=pytest.mark.redis),
+    ],
+)
 async def test_a_database_that_is_killed_in_the_middle_of_a_turn(
-    own_postgres: PostgresProcess,
+    request: pytest.FixtureRequest,
     http: httpx.AsyncClient,
-    driver: str,
+    kind: str,
 ) -> None:
     """The run fails visibly, page loads and posts say 503 with a code, nothing half-written;
     when the database is back, the same server goes on."""
-    database = own_postgres.create_database()
-    server = ChatServer(database.url(driver)).start()  # type: ignore[arg-type]
+    database: PostgresProcess | RedisProcess
+    if kind == "redis":
+        database = request.getfixturevalue("own_redis")
+        url = database.url()
+    else:
+        database = request.getfixturevalue("own_postgres")
+        url = database.create_database().url(kind)  # type: ignore[arg-type, union-attr]
+    server = ChatServer(url).start()
     try:
         tab = Tab(http, server.url, "t")
         await tab.send("SCENARIO:server-tool")
@@ -36,7 +50,7 @@ async def test_a_database_that_is_killed_in_the_middle_of_a_turn(
             terminal = exchange.terminal
             if not killed and "w2 " in tab.text:
                 killed = True
-                await asyncio.to_thread(own_postgres.kill)
+                await asyncio.to_thread(database.kill)
         assert terminal is not None
         assert (terminal["type"], terminal["code"]) == ("RUN_ERROR", "backend-unavailable")
         load = await http.get(server.url, params={"threadId": "t"})
@@ -45,7 +59,7 @@ async def test_a_database_that_is_killed_in_the_middle_of_a_turn(
             assert answer.status_code == 503
             assert answer.json()["code"] == "backend-unavailable"
             assert "127.0.0.1" not in answer.text
-        await asyncio.to_thread(own_postgres.start)
+        await asyncio.to_thread(database.start)
         fresh = Tab(http, server.url, "t")
 
         async def answers() -> bool:

@@ -11,7 +11,7 @@ import pytest
 from chatkeep.testkit.client import comparable
 from chatkeep.testkit.scripted import browser_tools
 from chatkeep.testkit.tab import Exchange, Tab, user_message
-from e2e.checks import model_input, reloaded, well_formed
+from e2e.checks import broken_off, model_input, reloaded, well_formed
 from e2e.conftest import DURABLE, STORES
 from e2e.server import ChatServer, until
 
@@ -235,11 +235,3 @@ async def test_an_answer_that_was_given_is_not_taken_twice(
 
 async def all_of(tab: Tab) -> Exchange:
     return [exchange async for exchange in tab.stream(tab.body())][-1]
-
-
-async def broken_off(answer: object) -> None:
-    """An answer whose server dies."""
-    try:
-        await answer  # type: ignore[misc]
-    except httpx.TransportError:
-        return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from random import Random
 from typing import Any
 
 import pytest
@@ -337,6 +338,46 @@ async def test_a_malformed_batch_is_400(
     answered = await tab._post(resume=resume)
     assert answered.status == 400
     assert json.loads(answered.refusal)["code"] == "bad-request"
+    assert await kept(server, new_tab, tab.thread_id) == before
+
+
+def made_up(random: Random, depth: int = 0) -> Any:
+    """Some JSON, often with the words that an answer has."""
+    words = ["approved", "editedArgs", "payload", "to", "subject", "error", "state", "", "\x00"]
+    kind = random.randrange(9 if depth < 3 else 6)
+    if kind < 6:
+        plain = [None, random.choice(words), "x" * random.randrange(50), 10**30, -0.5, 1, 0]
+        return random.choice([*plain, [], {}, "true", True if depth else "yes"])
+    if kind == 6:
+        return [made_up(random, depth + 1) for _ in range(random.randrange(4))]
+    return {random.choice(words): made_up(random, depth + 1) for _ in range(random.randrange(1, 4))}
+
+
+def decides(payload: Any) -> bool:
+    """Whether it is a decision about ``send_email``."""
+    if not isinstance(payload, dict) or not isinstance(payload.get("approved"), bool):
+        return isinstance(payload, bool)
+    return {*payload} == {"approved"}
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_answers_that_somebody_made_up_are_refused_one_after_the_other(
+    server: ChatServer, new_tab: NewTab, seed: int
+) -> None:
+    """Fifty in a row: each is refused as an answer, none is carried out, none leaves a trace."""
+    random = Random(seed)
+    tab, exchange = await ask(new_tab, "approval")
+    before = await kept(server, new_tab, tab.thread_id)
+    for _ in range(50):
+        payload = made_up(random)
+        if decides(payload):
+            continue
+        entry = yes(exchange.interrupts[0]["id"], payload=payload)
+        if random.random() < 0.3:
+            entry["metadata"] = {"tanstack": made_up(random, 1), "x": made_up(random, 1)}
+        answered = await tab._post(parentRunId=exchange.run_id, resume=[entry], messages=[])
+        refused(answered, None, "item-validation-failed")
+    assert server.executed(tab.thread_id) == []
     assert await kept(server, new_tab, tab.thread_id) == before
 
 

@@ -3,6 +3,7 @@ run that goes on under its own id."""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 
@@ -12,10 +13,10 @@ import pytest
 from chatkeep import open_persistence
 from chatkeep.records import InterruptRecord
 from chatkeep.testkit.scripted import browser_tools
-from chatkeep.testkit.tab import Tab
-from e2e.checks import refused, reloaded, well_formed
+from chatkeep.testkit.tab import Exchange, Tab, user_message
+from e2e.checks import broken_off, refused, reloaded, well_formed
 from e2e.conftest import DURABLE, STORES
-from e2e.server import ChatServer
+from e2e.server import ChatServer, until
 
 pytestmark = pytest.mark.anyio
 MakeServer = Callable[..., ChatServer]
@@ -114,6 +115,84 @@ async def test_a_question_of_somebody_else_neither_blocks_nor_is_answered(
             "incomplete-batch",
         )
         assert await interrupts.list_pending("t") == before
+
+
+@pytest.mark.parametrize("kind", DURABLE)
+async def test_questions_may_be_kept_in_another_database(
+    make_server: MakeServer,
+    new_store: Callable[[str], str],
+    http: httpx.AsyncClient,
+    kind: str,
+) -> None:
+    """Transcript and runs in one, interrupts in another one: a pause survives the process, of two
+    that answer at once one does, and an answer whose process died is asked for again."""
+    server = make_server(kind, "--interrupts", new_store(kind), "--lease-ms", "1500").start()
+    new_tab = tabs(http, server)
+    exchange = await new_tab().send("SCENARIO:approval")
+    assert exchange.outcome == "interrupt"
+    server.kill()
+    server.start()
+    one, two = new_tab(), new_tab()
+    for tab in (one, two):
+        await tab.load()
+        tab.approve()
+    answers = await asyncio.gather(one.resume(), two.resume())
+    assert sorted(str(a.outcome) for a in answers) == ["error", "success"]
+    assert len(server.executed("t")) == 1
+    fresh = new_tab()
+    assert (await fresh.load())["interrupts"] is None
+    assert fresh.text == f"Email outcome: {SENT}"
+    await fresh.send('SCENARIO:approval-job {"ms": 60000}')
+    fresh.approve()
+    running = asyncio.ensure_future(broken_off(fresh.resume()))
+    await until(lambda: len(server.executed("t")) == 2)
+    server.kill()
+    await running
+    server.start()
+    again = new_tab()
+
+    async def asked_again() -> bool:
+        body = await again.load()
+        return body["activeRun"] is None and body["interrupts"] is not None
+
+    await until(asked_again)
+    again.cancel()
+    assert (await again.resume()).outcome == "success"
+    await reloaded(new_tab, again)
+
+
+@pytest.mark.parametrize("kind", DURABLE)
+async def test_a_run_is_cancelled_from_another_process(
+    make_server: MakeServer, http: httpx.AsyncClient, kind: str
+) -> None:
+    """The process that drives it is told, and its viewers see it end; a paused run ends at once."""
+    first = make_server(kind, "--lease-ms", "1500").start()
+    second = ChatServer(first.store, "--lease-ms", "1500").start()
+    try:
+        tab = Tab(http, first.url, "t")
+        tab.messages.append(user_message('SCENARIO:slow {"chunks": 2000, "delayMs": 20}'))
+        body = tab.body()
+        viewed: list[Exchange] = []
+
+        async def watch() -> None:
+            async for exchange in tab.stream(body):
+                viewed[:] = [exchange]
+
+        running = asyncio.ensure_future(watch())
+        await until(lambda: "w3 " in tab.text)
+        there = Tab(http, second.url, "t")
+        answer = await there.cancel_run(body["runId"])
+        assert answer.json()["outcome"] == "requested"
+        async with asyncio.timeout(20):
+            await running
+        assert viewed[0].outcome == "cancelled"
+        assert (await there.load())["activeRun"] is None
+        paused = await there.send("SCENARIO:approval")
+        assert paused.outcome == "interrupt"
+        assert (await tab.cancel_run(paused.run_id)).json()["outcome"] == "cancelled"
+        assert (await there.load())["interrupts"] is None
+    finally:
+        second.close()
 
 
 @pytest.mark.parametrize("kind", DURABLE)

@@ -270,6 +270,36 @@ async def test_an_expired_question_can_only_be_cancelled(
     await reloaded(new_tab, tab)
 
 
+async def test_two_tabs_that_pause_at_once_are_answered_one_after_the_other(
+    new_tab: NewTab,
+) -> None:
+    """Both questions wait, of each run its own; a page shows those of one run, then those of the
+    other, and both turns are whole in the end."""
+    one = new_tab()
+    two = new_tab(one.thread_id)
+    text = 'SCENARIO:slow {"chunks": 3, "delayMs": 150, "pause": ["afterModel"]}'
+    first, second = await asyncio.gather(one.send(text), two.send(text))
+    assert (first.outcome, second.outcome) == ("interrupt", "interrupt")
+    answered: list[str | None] = []
+    for _ in range(2):
+        page = new_tab(one.thread_id)
+        await page.load()
+        answered.append(page.view.paused_run)
+        assert len(page.pending) == 1
+        page.answer(response={"approved": True})
+        assert (await page.resume()).outcome == "success"
+    assert {*answered} == {first.run_id, second.run_id}
+    last = new_tab(one.thread_id)
+    assert (await last.load())["interrupts"] is None
+    shown = [m["id"] for m in last.messages]
+    for tab in (one, two):
+        question, answer = (m["id"] for m in tab.messages[-2:])
+        assert shown.index(answer) == shown.index(question) + 1
+    roles = [m["role"] for m in last.messages]
+    assert roles == ["user", "assistant", "assistant"] * 2
+    await model_input(last)
+
+
 async def test_a_continuation_that_fails_gives_the_question_back(
     server: ChatServer, new_tab: NewTab
 ) -> None:

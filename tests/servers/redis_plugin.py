@@ -4,7 +4,8 @@
 * ``redis_cluster`` (session): the cluster of ``CHATKEEP_TEST_REDIS_CLUSTER_URL``, else one of
   three nodes that is started.
 * ``redis_space``, ``redis_cluster_space``: a prefix on them without a key, cleared afterwards.
-* ``own_redis``: a server for one test, to kill, pause and start again.
+* ``own_redis``, ``own_redis_cluster``: a server, or a cluster, for one test, to kill, pause and
+  start again.
 
 A test that takes one of them carries the marker ``redis`` by itself.
 """
@@ -36,6 +37,7 @@ _MARKS = {
     "redis_space": "redis",
     "redis_cluster_space": "redis",
     "own_redis": "redis",
+    "own_redis_cluster": "redis",
 }
 
 
@@ -67,6 +69,12 @@ def redis_cluster() -> Iterator[RedisServer]:
 def own_redis() -> Iterator[RedisProcess]:
     """A server for one test, which may kill it."""
     yield from _started(RedisProcess())
+
+
+@pytest.fixture
+def own_redis_cluster() -> Iterator[RedisClusterProcesses]:
+    """A cluster for one test, which may kill nodes and move slots."""
+    yield from _started(RedisClusterProcesses())
 
 
 @pytest.fixture

@@ -13,12 +13,13 @@ from pathlib import Path
 import pytest
 
 from servers import Database
+from servers.mongo import MongoDatabase
 from servers.redis import RedisSpace
 
 pytestmark = [pytest.mark.packaging, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("chatkeep", "chatkeep-sql", "chatkeep-redis")
+PACKAGES = ("chatkeep", "chatkeep-sql", "chatkeep-redis", "chatkeep-mongo")
 
 Run = Callable[..., str]
 
@@ -103,7 +104,7 @@ def test_the_metadata_says_what_the_packages_are(wheels: Path) -> None:
     [metadata] = [t for f, t in contents(wheels, "chatkeep").items() if f.endswith("METADATA")]
     assert "License-Expression: MIT" in metadata
     assert "Requires-Python: >=3.11" in metadata
-    for extra in ("sqlite", "postgres", "redis", "web", "testkit"):
+    for extra in ("sqlite", "postgres", "redis", "mongo", "motor", "web", "testkit"):
         assert f"Provides-Extra: {extra}" in metadata
 
 
@@ -121,6 +122,8 @@ for url, extra in (
     ("postgresql://h/d", "postgres"),
     ("redis://h", "redis"),
     ("rediss+cluster://h", "redis"),
+    ("mongodb://h", "mongo"),
+    ("mongodb+srv://h", "mongo"),
 ):
     try:
         open_persistence(url)
@@ -220,6 +223,36 @@ def test_the_redis_extra_is_all_that_a_server_and_a_cluster_need(
     programs = installed("chatkeep[redis]")
     for space in (redis_space, redis_cluster_space):
         assert "Hello" in run(programs / "python", "-c", HELLO, space.url(), cwd=tmp_path)
+
+
+def test_the_mongo_extra_is_all_that_a_server_needs(
+    installed: Callable[..., Path], tmp_path: Path, mongo_database: MongoDatabase
+) -> None:
+    programs = installed("chatkeep[mongo]")
+    assert "Hello" in run(programs / "python", "-c", HELLO, mongo_database.url(), cwd=tmp_path)
+
+
+MOTOR = """
+import asyncio, sys
+from chatkeep import mongo_persistence
+from motor.motor_asyncio import AsyncIOMotorClient
+
+async def main():
+    client = AsyncIOMotorClient(sys.argv[1])
+    async with mongo_persistence(client, "motor") as persistence:
+        await persistence.stores.metadata.set("n", "k", "Hello")
+        print(await persistence.stores.metadata.get("n", "k"))
+    client.close()
+
+asyncio.run(main())
+"""
+
+
+def test_the_motor_extra_brings_motor(
+    installed: Callable[..., Path], tmp_path: Path, mongo_database: MongoDatabase
+) -> None:
+    programs = installed("chatkeep[motor]")
+    assert "Hello" in run(programs / "python", "-c", MOTOR, mongo_database.url(), cwd=tmp_path)
 
 
 def test_the_command_says_what_it_can_do(installed: Callable[..., Path], tmp_path: Path) -> None:

@@ -337,3 +337,48 @@ async def test_a_thread_is_old_or_new_wherever_the_process_dies(
     assert True in outcomes
     assert outcomes == sorted(outcomes)
     print(f"{name}: {len(outcomes)} crashes, {sum(outcomes)} of them behind the commit")
+
+
+async def test_messages_that_a_crash_left_behind_are_in_nobodys_way(
+    plain: Persistence, tools: Any
+) -> None:
+    """They stand at the next numbers and were never committed: the next turn passes them by, nobody
+    reads them, and they can be erased by name."""
+    backend = tools.backend(plain)
+    first = await backend.commit_turn(tools.said("t", "a"))
+    broken, _ = tools.watched(plain, crash_at=1, after=True)
+    lost = commit("lost", splice=Splice(keep_through=9, tail=[user("lost"), user("lost too")]))
+    with pytest.raises(tools.Crash):
+        await broken.commit_turn(lost)
+    assert (await backend.read_view("t", ViewQuery())).numbers == first.numbers
+    second = await backend.commit_turn(tools.said("t", "b", keep=9, expected=first.revision))
+    assert second.numbers == [4]
+    view = await backend.read_view("t", ViewQuery())
+    assert [m["id"] for m in view.messages] == ["a", "b"]
+    assert await backend.erase_messages("t", ["lost"]) == 0
+    rows = await backend._db.find("chatkeep_entries", {}, sort=[("n", 1)])
+    assert [row["id"] for row in rows] == ["a", "lost too", "b"]
+    again = await backend.commit_turn(lost)
+    assert again.numbers == [5, 6]
+    assert await backend.delete_thread("t")
+    assert await backend._db.find("chatkeep_entries", {}) == []
+
+
+async def test_what_a_crash_left_undone_is_done_by_a_sweep(plain: Persistence, tools: Any) -> None:
+    """Nobody looks at the thread: a deletion is finished, and a run that died at its start is found
+    once its lease is over."""
+    backend = tools.backend(plain)
+    await backend.commit_turn(tools.said("gone", "a"))
+    broken, _ = tools.watched(plain, crash_at=1, after=True)
+    with pytest.raises(tools.Crash):
+        await broken.delete_thread("gone")
+    broken, _ = tools.watched(plain, crash_at=3, after=True)
+    start = RunStart(run_id="r", started_at=1, lease_token="k", lease_ms=-1)
+    with pytest.raises(tools.Crash):
+        await broken.commit_turn(
+            commit("c", run=start, splice=Splice(keep_through=0, tail=[user("u")]))
+        )
+    swept = await plain.maintenance().sweep()
+    assert [(lost.run.run_id, lost.run.status) for lost in swept] == [("r", "failed")]
+    assert await backend._db.find("chatkeep_threads", {"thread_id": "gone"}) == []
+    assert [row["id"] for row in await backend._db.find("chatkeep_entries", {})] == ["u"]

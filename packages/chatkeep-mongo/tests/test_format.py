@@ -26,6 +26,7 @@ from chatkeep.stores import (
     TurnCommit,
     ViewQuery,
 )
+from chatkeep_mongo import mongo_persistence
 from servers.mongo import MongoDatabase
 
 pytestmark = pytest.mark.anyio
@@ -345,19 +346,20 @@ async def test_a_head_of_a_later_format_is_neither_read_nor_written(
 ) -> None:
     """Nor is what its commit or its deletion left to do."""
     await write_everything(plain, tools)
-    backend: Any = plain.scoped(SCOPE).backends[0]
     with mongo_database.opened() as database:
         database["chatkeep_threads"].update_many({}, {"$set": {"format": 2}})
     before = stored(mongo_database)
-    calls: list[Any] = [
-        lambda: backend.commit_turn(tools.said(thread, "m", keep=9)),
-        lambda: backend.delete_thread(thread),
-    ]
-    if thread != "thread 4":
-        calls.append(lambda: backend.read_view(thread, ViewQuery()))
-    for call in calls:
-        with pytest.raises(SchemaOutOfDate):
-            await call()
+    async with mongo_persistence(mongo_database.url()) as other:
+        backend: Any = other.scoped(SCOPE).backends[0]
+        calls: list[Any] = [
+            lambda: backend.commit_turn(tools.said(thread, "m", keep=9)),
+            lambda: backend.delete_thread(thread),
+        ]
+        if thread != "thread 4":
+            calls.append(lambda: backend.read_view(thread, ViewQuery()))
+        for call in calls:
+            with pytest.raises(SchemaOutOfDate):
+                await call()
     assert stored(mongo_database) == before
 
 

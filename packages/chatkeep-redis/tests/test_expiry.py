@@ -205,3 +205,18 @@ async def test_a_deleted_thread_leaves_no_key(anywhere: RedisSpace, tools: Any) 
         assert await backend.list_idle(idle_ms=0, limit=9) == []
         assert await backend.list_lost(limit=9) == []
         assert anywhere.names() == []
+
+
+async def test_a_thread_that_is_written_to_stays_in_the_lists(anywhere: RedisSpace) -> None:
+    """For many times its time to live: what points at it does not run out before it does."""
+    async with redis_persistence(anywhere.url(), thread_ttl_ms=SHORT) as persistence:
+        backend: Any = persistence.backends[0]
+        await persistence.stores.runs.create_or_resume("r", "t", started_at=1, parent_run_id="p")
+        for number in range(24):
+            await persistence.stores.messages.save_thread("t", [{"id": f"m{number}", "role": "u"}])
+            await asyncio.sleep(SHORT / 3000)
+            listed = (await persistence.list_threads()).threads
+            assert [info.thread_id for info in listed] == ["t"]
+            assert [name for _, name in await backend.list_idle(idle_ms=0, limit=9)] == ["t"]
+            assert (await persistence.stores.runs.get("r")).thread_id == "t"
+            assert len(await persistence.stores.runs.list_by_parent_run("p")) == 1

@@ -23,6 +23,7 @@ from chatkeep_mongo.commit import commit_turn
 from chatkeep_mongo.driver import Driver
 from chatkeep_mongo.encoded import encode_commit
 from chatkeep_mongo.errors import translate
+from chatkeep_mongo.hints import Hints
 from chatkeep_mongo.read import read_view
 
 __all__ = ["MongoBackend"]
@@ -58,19 +59,22 @@ class MongoBackend(Backend):
         self._database = database
         self._create = create
         self._owned = owned
+        self._hints = Hints()
 
     def setup_script(self) -> str | None:
         """The commands for ``mongosh``."""
         return setup.script(self._database)
 
     def _clone(self) -> Self:
-        return type(self)(
+        clone = type(self)(
             self._db,
             database=self._database,
             create=self._create,
             owned=self._owned,
             timeout=self._timeout,
         )
+        clone._hints = self._hints  # noqa: SLF001  (the same class)
+        return clone
 
     # -- before the first chat ------------------------------------------------------
 
@@ -118,10 +122,10 @@ class MongoBackend(Backend):
     # -- one read, one write --------------------------------------------------------
 
     async def _read_view(self, thread_id: str, query: ViewQuery) -> ThreadView:
-        return await read_view(self._db, self._scope, thread_id, query)
+        return await read_view(self._db, self._scope, thread_id, query, self._hints)
 
     async def _commit_turn(self, commit: TurnCommit) -> TurnReceipt:
-        return await commit_turn(self._db, encode_commit(commit, self._scope))
+        return await commit_turn(self._db, encode_commit(commit, self._scope), self._hints)
 
     # -- drafts and leases --------------------------------------------------------
 

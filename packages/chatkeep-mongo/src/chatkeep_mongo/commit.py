@@ -42,6 +42,7 @@ from chatkeep_mongo.head import (
     new_stamp,
     receipt_of,
 )
+from chatkeep_mongo.hints import Hints
 from chatkeep_mongo.layout import ACTIVITIES, CUTS, ENTRIES, PIECES, THREADS, Document
 from chatkeep_mongo.ranges import flatten
 from chatkeep_mongo.redo import (
@@ -79,7 +80,7 @@ class _Plan:
     pieces: list[Document]
 
 
-async def commit_turn(db: Driver, encoded: EncodedCommit) -> TurnReceipt:
+async def commit_turn(db: Driver, encoded: EncodedCommit, hints: Hints) -> TurnReceipt:
     """Apply a commit, or raise what refuses it and change nothing that anybody sees.
 
     Raises:
@@ -92,7 +93,7 @@ async def commit_turn(db: Driver, encoded: EncodedCommit) -> TurnReceipt:
         if attempt:
             await back_off(attempt)
         try:
-            receipt = await _attempt(db, encoded, fresh, places, patience, attempt)
+            receipt = await _attempt(db, encoded, hints, fresh, places, patience, attempt)
         except ChatkeepError:
             await _tidy(db, encoded.thread_key, places)
             raise
@@ -115,6 +116,7 @@ async def _tidy(db: Driver, key: str, places: set[str]) -> None:
 async def _attempt(
     db: Driver,
     encoded: EncodedCommit,
+    hints: Hints,
     fresh: Head,
     places: set[str],
     patience: Patience,
@@ -125,13 +127,16 @@ async def _attempt(
     Args:
         db: the database.
         encoded: the commit.
+        hints: what is known of heads; taken up once.
         fresh: the head to write if there is none.
         places: incarnations in which something was stored; added to.
         patience: with documents that are out of step.
         attempt: how often this was in vain.
     """
     commit = encoded.commit
-    found = await find_head(
+    hinted = hints.found_for(encoded)
+    hints.forget(encoded.thread_key)
+    found = hinted or await find_head(
         db,
         encoded.thread_key,
         commit.thread_id,
@@ -149,6 +154,10 @@ async def _attempt(
     except Torn as error:
         patience.torn(error, head.stamp)
         return None
+    except ChatkeepError:
+        if hinted is None:
+            raise
+        return None  # a hint refuses nobody
     if plan.entries or plan.pieces or plan.rewritten.cut is not None or plan.receipt.created_run:
         places.add(head.t)
     if not await _store_unseen(db, encoded, plan, attempt):
@@ -167,6 +176,7 @@ async def _attempt(
     if _has_work(redo):
         await apply_redo(db, head.t, plan.redo)
         await clear_redo(db, head.key, plan.after.stamp, head.t, redo)
+    hints.saw(plan.after, plan.now, encoded.run_key, plan.receipt.run)
     return plan.receipt
 
 
@@ -199,11 +209,14 @@ async def write_head(
     fields |= {name: value for name, value in after.changes().items() if value != was[name]}
     fields.pop("_id", None)
     update: Document = {"$set": fields}
+    same: Document = {"_id": before.key, "stamp": before.stamp}
     if line is not None:
+        # The same commit may have been sent before: known by its mark, under the same guard.
+        same["commits.mark"] = {"$ne": line["mark"]}
         update["$push"] = {"commits": {"$each": [line], "$position": 0, "$slice": REMEMBERED}}
     if removed:
         update["$unset"] = dict.fromkeys(removed, "")
-    return await db.update(THREADS, {"_id": before.key, "stamp": before.stamp}, update)
+    return await db.update(THREADS, same, update)
 
 
 # --------------------------------------------------------------------------- judgements

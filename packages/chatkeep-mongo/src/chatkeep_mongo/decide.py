@@ -77,7 +77,7 @@ async def decide_run(db: Driver, encoded: EncodedCommit, head: Head, found: Foun
     """
     commit = encoded.commit
     document = found.run
-    stored = own = None
+    stored = own = found.known
     if document is not None:
         stored = run_of(document)
         if document["thread"] == head.key and document["t"] == head.t:

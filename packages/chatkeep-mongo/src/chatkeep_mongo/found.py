@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any, TypeVar
 
+from chatkeep.records import RunRecord
 from chatkeep_mongo.bodies import Patience, Torn, load_bodies, together
 from chatkeep_mongo.driver import Driver
 from chatkeep_mongo.head import Head
@@ -25,13 +26,15 @@ class Found:
 
     ``head`` is None for a thread that was never written, or is deleted. ``run`` is the document
     of the run that was asked for, in whichever thread, if it is one. ``line`` is what the head
-    remembers of the commit that was asked for.
+    remembers of the commit that was asked for. ``known`` is the run itself, where it was not read
+    but remembered.
     """
 
     now: int
     head: Head | None = None
     run: Document | None = None
     line: Document | None = None
+    known: RunRecord | None = None
 
 
 async def find_head(

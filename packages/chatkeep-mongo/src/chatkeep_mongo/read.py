@@ -19,6 +19,7 @@ from chatkeep_mongo.decide import check_version, live_runs
 from chatkeep_mongo.driver import Driver
 from chatkeep_mongo.found import Found, at_rest, has_body, load_drafts, owner_lives
 from chatkeep_mongo.head import Head
+from chatkeep_mongo.hints import Hints
 from chatkeep_mongo.layout import ACTIVITIES, INTERRUPTS, RUNS, Document, run_key, thread_key
 from chatkeep_mongo.ranges import Ranges, numbers_of, size, window
 from chatkeep_mongo.rows import (
@@ -35,7 +36,9 @@ from chatkeep_mongo.transcript import in_numbers
 __all__ = ["entries_in", "messages_in", "read_view"]
 
 
-async def read_view(db: Driver, scope: Scope, thread_id: str, query: ViewQuery) -> ThreadView:
+async def read_view(
+    db: Driver, scope: Scope, thread_id: str, query: ViewQuery, hints: Hints
+) -> ThreadView:
     """What ``query`` asks for.
 
     Raises:
@@ -45,13 +48,13 @@ async def read_view(db: Driver, scope: Scope, thread_id: str, query: ViewQuery) 
         db,
         thread_key(scope, thread_id),
         thread_id,
-        partial(_view, db, scope, thread_id, query),
+        partial(_view, db, scope, thread_id, query, hints),
         run_key=None if query.run_id is None else run_key(scope, query.run_id),
     )
 
 
 async def _view(
-    db: Driver, scope: Scope, thread_id: str, query: ViewQuery, found: Found
+    db: Driver, scope: Scope, thread_id: str, query: ViewQuery, hints: Hints, found: Found
 ) -> ThreadView:
     head, run = found.head, found.run
     own = foreign = False
@@ -75,13 +78,15 @@ async def _view(
     if query.drafts:
         still_open = [document for document in runs if document["status"] in OPEN]
         fields["drafts"] = [d for d in map(draft_of, still_open) if d is not None]
+    asked = run_of(run) if run is not None and own else None
+    hints.saw(head, found.now, None if run is None else run["_id"], asked)
     return ThreadView(
         thread_id=thread_id,
         exists=True,
         now=found.now,
         revision=head.revision,
         newest=head.newest,
-        run=run_of(run) if run is not None and own else None,
+        run=asked,
         foreign_run=foreign,
         **fields,
     )

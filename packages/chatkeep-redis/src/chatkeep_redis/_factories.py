@@ -16,7 +16,7 @@ from chatkeep.errors import CompositionError
 from chatkeep_redis.backend import RedisBackend
 from chatkeep_redis.keys import Keys, check_prefix
 from chatkeep_redis.runner import Client, Runner
-from chatkeep_redis.space import Space
+from chatkeep_redis.space import HINT_MS, Space
 
 __all__ = ["open_url", "redis_persistence"]
 
@@ -68,7 +68,9 @@ def redis_persistence(
         )
     keys = Keys(check_prefix(_PREFIX if prefix is None else prefix))
     runner = Runner(client, owned=owned, limit=max_connections)
-    space = Space(runner, keys, ttl=thread_ttl_ms or 0)
+    ttl = thread_ttl_ms or 0
+    # An index lives three times as long as a thread: a hint may be no older than a thread gets.
+    space = Space(runner, keys, ttl=ttl, hint_ms=min(HINT_MS, ttl or HINT_MS))
     return RedisBackend(space, timeout=timeout).persistence()
 
 

@@ -103,13 +103,22 @@ class Runner:
         """Drop the connections of a client that was made here; it opens new ones when used again.
         False for a client that was passed in: its connections are not ours."""
         if self._owned:
-            if isinstance(self.client, RedisCluster):
-                await self.client.aclose()
-            else:
-                await self.client.connection_pool.disconnect()
+            await self._disconnect()
         return self._owned
 
     async def close(self) -> None:
         """Close the client, if it was made here."""
         if self._owned:
+            await self._disconnect()
             await self.client.aclose()
+
+    async def _disconnect(self) -> None:
+        if isinstance(self.client, RedisCluster):
+            # By node: its own aclose() does nothing while it is to look for its nodes again, as
+            # after a lost connection.
+            nodes: Any = self.client.nodes_manager
+            await self.client.aclose()
+            await nodes.aclose()
+            await nodes.aclose("startup_nodes")
+        else:
+            await self.client.connection_pool.disconnect()

@@ -348,6 +348,22 @@ async def test_the_decision_of_a_first_step_is_proved_in_the_second() -> None:
     assert interrupt["metadata"]["chatkeep:approvalProof"] == {"v": 1}
 
 
+async def test_what_was_approved_is_not_held_back_by_a_call_that_asks_only_now() -> None:
+    """Its answer counts once: held back, it would be lost. What nobody was asked about waits."""
+    executed = Executed()
+    again = await run(
+        asked(("a", "send", "{}"), ("b", "new", "{}"), ("c", "look", "{}")),
+        tools=[
+            executed.tool("send", needs_approval=True),
+            executed.tool("new", needs_approval=True),
+            executed.tool("look"),
+        ],
+        middleware=[Answers(approvals={"a": Decision(approved=True)})],
+    )
+    assert executed == [("send", {})]
+    assert again.ids == ["approval_b"]
+
+
 async def test_a_browser_tool_that_was_left_open_is_asked_again() -> None:
     generic = GenericAnswer(
         definition_id="review", key="k", interrupt_id="i", batch_index=1, status="resolved"

@@ -280,6 +280,37 @@ async def test_a_continuation_that_pauses_again_settles_and_asks_in_one_commit(l
     assert (await lab.run("r3")).usage["totalTokens"] == 3
 
 
+async def test_answers_after_which_a_middleware_stops_are_given_and_nothing_is_executed(
+    lab: Any, kit: Any
+) -> None:
+    """The calls stay open; the next turn tells the model so."""
+
+    class Stops(kit.Asks):  # type: ignore[misc]
+        async def on_interrupt_resolution(self, ctx: Any, resolutions: Any) -> Any:
+            return "stop"
+
+    middleware = [lab.middleware(), Stops("beforeTools")]
+    call, question = paused(await lab.pause(PAY, middleware=middleware))
+    entries = [resume_approve(call), resume_answer(question, {"ok": False})]
+    ended_well(await lab.resume(*entries, middleware=middleware, parent_run_id="r1"))
+    assert lab.bank.paid == []
+    assert {status for status, _ in (await lab.settled()).values()} == {"resolved"}
+    assert (await lab.run("r2")).status == "completed"
+    model = kit.Paced(waits=False)
+    ended_well(kit.terminal(await lab.turn(kit.user("u2"), adapter=model)))
+    assert [m["role"] for m in model.requests[0].messages] == ["user", "assistant", "tool", "user"]
+
+
+async def test_a_request_that_a_proxy_repeats_is_refused_by_its_run(lab: Any) -> None:
+    await lab.pause(PAY)
+    ended_well(await lab.resume(resume_approve("approval_c1"), run_id="once"))
+    before = await lab.everything()
+    again = await lab.resume(resume_approve("approval_c1"), run_id="once")
+    assert again.code == "run-conflict"
+    assert await lab.everything() == before
+    assert lab.bank.paid == [1]
+
+
 # -------------------------------------------------------------- while it continues, and after
 
 
@@ -482,3 +513,56 @@ async def test_a_question_of_somebody_else_neither_blocks_nor_is_answered(
     assert shown == {"x": False, "approval_c1": True}
     ended_well(await lab.resume(resume_approve("approval_c1")))
     assert await lab.waiting() == ["x"]
+
+
+# ---------------------------------------------------------------------------------- drafts
+
+
+async def drafted(lab: Any, kit: Any, **options: Any) -> tuple[Any, Any]:
+    """A continuation that has executed its call and said a word, all of it in its draft."""
+    await lab.pause(PAY)
+    model = kit.Paced()
+    keep = lab.middleware(snapshot_streaming=True, snapshot_interval_ms=0, **options)
+    task = asyncio.create_task(
+        lab.resume(resume_approve("approval_c1"), adapter=model, middleware=keep)
+    )
+    await model.said.wait()
+    await lab.until(lambda: keep.counters["drafts_saved"] >= 1)
+    return model, task
+
+
+async def test_a_reload_in_the_middle_shows_the_result_and_what_was_said_so_far(
+    lab: Any, kit: Any
+) -> None:
+    model, task = await drafted(lab, kit)
+    for limit in (None, 10):
+        body = await hydrate_thread(lab.persistence, "t1", limit=limit)
+        assert [m["role"] for m in body["messages"]] == ["user", "assistant", "assistant"]
+        _, asked, said = body["messages"]
+        assert [p["type"] for p in asked["parts"]] == ["tool-call", "tool-result"]
+        assert said["parts"][0]["content"] == "one "
+    model.go.set()
+    ended_well(await task)
+    assert await lab.said() == [
+        "user: hello", "assistant: None", 'tool: {"paid":1}', "assistant: one two",
+    ]  # fmt: skip
+
+
+async def test_what_a_dead_continuation_executed_is_kept_with_its_draft(lab: Any, kit: Any) -> None:
+    """Its sweep puts the draft into the transcript; the repeated answer executes nothing again."""
+    _, task = await drafted(lab, kit, lease_ms=60)
+    for other in asyncio.all_tasks():
+        if other.get_name().startswith("chatkeep lease"):
+            other.cancel()
+    while not await lab.persistence.maintenance().sweep():  # noqa: ASYNC110
+        await asyncio.sleep(0.02)  # a lease that runs out sets no event
+    body = await hydrate_thread(lab.persistence, "t1")
+    assert [p["id"] for p in body["interrupts"]["pending"]] == ["approval_c1"]
+    assert [m["role"] for m in await lab.stored()] == ["user", "assistant", "tool", "assistant"]
+    ended_well(await lab.resume(resume_approve("approval_c1"), parent_run_id="r1"))
+    assert lab.bank.paid == [1]
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    said = await lab.said()
+    assert said.count('tool: {"paid":1}') == 1
+    assert said[-1] == 'assistant: said {"paid":1}'

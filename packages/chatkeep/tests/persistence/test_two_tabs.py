@@ -17,6 +17,7 @@ from chatkeep.errors import RunConflict
 from chatkeep.memory import memory_persistence
 from chatkeep.persistence import hydrate_thread
 from chatkeep.records import RunPatch, RunRecord
+from chatkeep.scope import Scope
 from chatkeep.testkit.faults import with_faults
 
 pytestmark = pytest.mark.anyio
@@ -313,6 +314,38 @@ async def test_a_claim_under_a_stand_in_is_renewed_with_the_run(kit: Any) -> Non
     assert isinstance(await first, RunFinishedEvent)
 
 
+async def test_a_start_that_failed_elsewhere_can_be_tried_again_under_the_same_id(kit: Any) -> None:
+    """The stand-in of the first try stands in nobody's way."""
+    lab = apart(kit, "interrupts apart")
+    await lab.pause(PAY)
+    runs = lab.persistence.stores.runs.backend.faults
+    for _ in range(2):
+        runs.refuse("commit_turn", times=8)
+        end = await lab.resume(YES, run_id="r1", parent_run_id="r1")
+        assert end.code == "backend-unavailable"
+        runs.heal()
+    assert isinstance(await lab.resume(YES, run_id="r1"), RunFinishedEvent)
+    assert lab.bank.paid == [1]
+
+
+@pytest.mark.parametrize("where", ["together", *PLACES[:4]])
+async def test_tenants_with_the_same_ids_answer_their_own_questions(kit: Any, where: str) -> None:
+    whole = apart(kit, where) if where != "together" else kit.Lab(memory_persistence())
+    labs = []
+    for tenant in ("a", "b"):
+        lab = kit.Lab(memory_persistence())
+        lab.persistence = whole.persistence.scoped(Scope(tenant_id=tenant))
+        labs.append(lab)
+        await lab.pause(PAY)
+    won, lost = await race(labs[0], [YES, YES])
+    assert (len(won), len(lost)) == (1, 1)
+    assert await labs[1].waiting() == ["approval_c1"]
+    won, lost = await race(labs[1], [resume_deny("approval_c1")])
+    assert len(won) == 1
+    assert [lab.bank.paid for lab in labs] == [[1], []]
+    assert (await hydrate_thread(whole.persistence, "t1"))["messages"] == []
+
+
 async def test_a_stand_in_is_no_run_to_join_to_sweep_or_to_list(kit: Any) -> None:
     lab = apart(kit, "interrupts apart")
     await lab.pause(PAY)
@@ -325,7 +358,7 @@ async def test_a_stand_in_is_no_run_to_join_to_sweep_or_to_list(kit: Any) -> Non
     lab.bank.gate.set()
     await first
     run = await desk.stores.runs.get("tab0")
-    assert run.terminal
+    assert (run.status, run.lease.until) == ("interrupted", 0)
     export = await lab.persistence.export_thread("t1")
     assert [r.run_id for r in export.runs] == ["r1", "tab0"]
 

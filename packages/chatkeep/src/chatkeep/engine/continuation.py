@@ -47,7 +47,7 @@ def answers_of(
     messages = runtime.context.messages
     posted: set[str] = set()
     if config.resume:
-        state = resume_from_history(
+        found = resume_from_history(
             thread_id=options.thread_id,
             parent_run_id=options.parent_run_id,
             run_id=options.run_id,
@@ -58,8 +58,8 @@ def answers_of(
             now_ms=now_ms(),
             failed_outputs=posted_failures(options.messages),
         )
-        config.resume, config.resume_tool_state = [], state
-        posted = _named(state)
+        config.resume, config.resume_tool_state = [], found
+        posted = _named(found)
     state = config.resume_tool_state
     if state is not None:
         named = _named(state)

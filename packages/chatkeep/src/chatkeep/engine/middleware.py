@@ -442,7 +442,8 @@ class ChatMiddleware:
 
     async def on_interrupt(self, ctx: ChatContext, event: Event) -> None:
         """The run pauses: ``event`` is the RUN_FINISHED with its interrupt outcome, not yet
-        published. Raising replaces it by a RUN_ERROR: what is visible has been stored."""
+        published. Raising replaces it by a RUN_ERROR, and those behind are not asked any more:
+        what refuses pauses stands before what stores them."""
 
     async def on_finish(self, ctx: ChatContext, info: FinishInfo) -> None:
         """The run ended well; RUN_FINISHED is published after all of these returned.

@@ -50,6 +50,8 @@ def check_requests(
     Raises:
         CompositionError: the chat does not know the definition.
     """
+    if not requests:
+        return
     known = {definition.id for definition in definitions}
     for request in requests:
         given: object = request

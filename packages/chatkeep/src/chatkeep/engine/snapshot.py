@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from ag_ui.core import ContentPart, Message, MessagesSnapshotEvent
 from pydantic import TypeAdapter, ValidationError
 
 from chatkeep.engine.middleware import ChatContext, Event
 from chatkeep.messages import model_to_wire
+from chatkeep.messages.parts import is_list
 
 __all__ = ["messages_snapshot", "thread_snapshot"]
 
@@ -56,8 +57,8 @@ def _without(row: dict[str, Any], error: ValidationError) -> dict[str, Any]:
     wrong = {problem["loc"][1] for problem in error.errors() if len(problem["loc"]) > 1}
     mended = {key: value for key, value in row.items() if key in _NEEDED or key not in wrong}
     content = row.get("content")
-    if isinstance(content, list):
-        mended["content"] = [part for part in cast("list[Any]", content) if _is_known(part)]
+    if is_list(content):
+        mended["content"] = [part for part in content if _is_known(part)]
     return mended
 
 

@@ -4,8 +4,8 @@ A claim is judged by the backend that holds it: it lives as long as the run that
 as that backend knows. So whatever of the two is kept elsewhere gets a stand-in there:
 
 * the interrupts are in a backend, the runs are not in the same one: a stand-in for the run, under
-  its id, with a lease of its own that is renewed with the run's. It is parked (``interrupted``),
-  so that nobody takes it for a run to join or to sweep, and ends with the run;
+  its id, with a lease of its own that is renewed with the run's and ends with it. It is always
+  parked (``interrupted``), so that nobody takes it for a run to join or to sweep;
 * the interrupts are in a store of the application: stand-ins for them, beside the runs (or the
   messages). They are made when they are first claimed, say nothing, and are shown to nobody.
 
@@ -20,7 +20,7 @@ from typing import Final
 
 from chatkeep.backends import new_commit_id
 from chatkeep.errors import InterruptConflict
-from chatkeep.records import InterruptRecord, RunPatch
+from chatkeep.records import InterruptRecord, Lease, RunPatch
 from chatkeep.stores import InterruptRef, RunStart, TurnBackend, TurnCommit
 
 __all__ = [
@@ -89,6 +89,7 @@ def stand_in_start(run: RunStart, token: str) -> RunStart:
     )
 
 
-def stand_in_end(run: RunPatch) -> RunPatch:
-    """What becomes of the stand-in when the run ends or pauses."""
-    return RunPatch(status=run.status, finished_at=run.finished_at, lease=run.lease)
+def stand_in_end(token: str | None) -> RunPatch:
+    """What ends the stand-in, and with it every claim that it still holds: its lease is over. It
+    stays parked, so that a run may go on under its own id."""
+    return RunPatch(lease=None if token is None else Lease(token=token, until=0))

@@ -112,9 +112,9 @@ def _everything(state: ThreadState, overlay: Overlay) -> _UiMessages:
 async def _window(loader: Loader, state: ThreadState, overlay: Overlay, size: int) -> Page:
     rows, cursor = state.rows, loader.cursor
     while True:
-        shown = overlay.visible(rows)
+        shown, rest = overlay.with_results(rows)
         groups, sure = group_rows(shown.messages, shown.numbers, from_start=rows.from_start)
-        drafts = _painted(overlay.drafts(rows))
+        drafts = _painted(rest)
         units = units_of(groups[sure:], drafts)
         if 0 in drafts:
             units.append(Unit(drafts[0], Cursor(state.newest + 1)))
@@ -140,10 +140,10 @@ async def _among_activities(
     rows = state.rows
     while not rows.from_start:
         rows = await loader.older(rows)
-    shown = overlay.visible(rows)
+    shown, rest = overlay.with_results(rows)
     groups, _ = group_rows(shown.messages, shown.numbers, from_start=True)
     cursor = loader.cursor
-    drafts = _painted(overlay.drafts(rows))
+    drafts = _painted(rest)
     units = units_of(groups, drafts)
     if 0 in drafts:
         units.append(Unit(drafts[0], Cursor(state.newest + 1)))

@@ -47,11 +47,17 @@ def with_persistence(
     One middleware serves any number of runs at once. It changes no event. What a run writes:
 
     * start: the posted messages and the run, with a lease, in one commit. Best effort for the
-      messages: a failure does not stop the run;
-    * finish: the answer, usage and the run's end, in one commit before the terminal event
-      is published. Must succeed: a failure turns the run into a failed one;
+      messages: a failure does not stop the run. A run that answers questions claims them here,
+      which must succeed: whoever comes too late is refused before anything executes;
+    * interrupt: the questions, the transcript so far, usage and the parked run, in one commit
+      before the terminal event is published. Must succeed. It settles what the run answered;
+    * finish: the answer, usage and the run's end, likewise;
     * error, abort: the run's end, and with ``snapshot_streaming`` the part of the answer that was
-      there, marked with its ``stopReason``. A regenerate leaves the old answer as it was.
+      there, marked with its ``stopReason``. A regenerate leaves the old answer as it was. Claims
+      end with the run, and what it answered can be answered anew.
+
+    With an interrupt store, answers (``resume``) are checked against what is stored, and input is
+    refused while a question of this chat waits. A refusal writes nothing.
 
     Args:
         persistence: ``messages`` is needed; ``interrupts`` needs ``runs``.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
 from typing import cast
 
 from chatkeep.messages import before_each, model_to_ui, stable_ids
@@ -82,6 +83,24 @@ class Overlay:
             if place is not None and messages:
                 found.setdefault(place, []).extend(messages)
         return found
+
+    def with_results(self, rows: Rows) -> tuple[Rows, dict[int, list[ModelMessage]]]:
+        """What is visible, with the results that a continuation has drafted for stored calls in
+        the messages that made them; and the rest of the drafts, as :meth:`drafts` gives them."""
+        shown, drafts = self.visible(rows), self.drafts(rows)
+        if not drafts:
+            return shown, drafts
+        held = {call["id"] for m in shown.messages for call in m.get("toolCalls") or ()}
+        whole = Rows(from_start=shown.from_start)
+        rest: dict[int, list[ModelMessage]] = {0: drafts[0]} if 0 in drafts else {}
+        for message, number in zip(shown.messages, shown.numbers, strict=True):
+            draft = drafts.get(number, [])
+            results = list(takewhile(lambda m: m.get("toolCallId") in held, draft))
+            whole.messages += [message, *results]
+            whole.numbers += [number] * (1 + len(results))
+            if draft[len(results) :]:
+                rest[number] = draft[len(results) :]
+        return whole, rest
 
     def _live(self, run: RunRecord) -> bool:
         return self._state.live(run)

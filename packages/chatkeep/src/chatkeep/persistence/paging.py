@@ -152,7 +152,7 @@ def units_of(
     units: list[Unit] = []
     for group in groups:
         ui = model_to_ui(group.rows, numbers=group.numbers)
-        for number in group.numbers:
+        for number in dict.fromkeys(group.numbers):
             ui.extend(extra.get(number, ()))
         units.append(Unit(ui, Cursor(group.numbers[0])))
     return units

@@ -1,8 +1,9 @@
 """One run between its first read and its last commit: the moments at which it writes.
 
-start: the question, and the run with its lease. finish: the answer, the usage, the end: one
-commit, after which the terminal event is published. error, abort: the end, and what a draft
-kept of the answer. A boundary is made once; retries and re-merges keep its commit ids.
+start: the question, and the run with its lease and its claims. interrupt: what it answered, what
+it asks, the parked run. finish: what it answered, the answer, the usage, the end. Each is one
+commit, and the terminal event is published after it. error, abort: the end, and what a draft kept
+of the answer. A boundary is made once; retries and re-merges keep its commit ids.
 """
 
 from __future__ import annotations
@@ -11,11 +12,6 @@ import secrets
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final, Literal
-
-from ag_ui.core import (
-    ActivityDeltaEvent,
-    ActivitySnapshotEvent,
-)
 
 from chatkeep.engine.abort import HAND_OVER
 from chatkeep.engine.middleware import (
@@ -37,12 +33,10 @@ from chatkeep.errors import (
 )
 from chatkeep.messages import stable_ids
 from chatkeep.persistence.activities import RunActivities, before_cut, merge_activities
-from chatkeep.persistence.activity_saver import ActivitySaver
 from chatkeep.persistence.boundary import Boundary
 from chatkeep.persistence.capabilities import DETACHABLE
 from chatkeep.persistence.committer import Committer
 from chatkeep.persistence.completion import RunCompletion
-from chatkeep.persistence.drafts import Drafts
 from chatkeep.persistence.endings import (
     ended,
     failure_of,
@@ -52,10 +46,9 @@ from chatkeep.persistence.endings import (
     up_to_last_result,
     withdrawn,
 )
-from chatkeep.persistence.foreign import ANSWER_SECONDS
 from chatkeep.persistence.gate import admit, check_run
+from chatkeep.persistence.in_flight import InFlight
 from chatkeep.persistence.layout import Layout
-from chatkeep.persistence.lease import LeaseKeeper
 from chatkeep.persistence.posting import merge_post
 from chatkeep.persistence.reports import Phase, Reports
 from chatkeep.persistence.resume import Resume
@@ -111,28 +104,20 @@ class Turn:
             self._work, self._transcript, run_id=ctx.run_id, reports=reports
         )
         self._activities = RunActivities(ctx.run_id, reports)
-        self._lease = LeaseKeeper(self._work, run_id=ctx.run_id, lease_ms=lease_ms, reports=reports)
-        self._drafts: Drafts | None = None
-        if snapshot_ms is not None:
-            self._drafts = Drafts(
-                self._work, run_id=ctx.run_id, interval_ms=snapshot_ms, reports=reports
-            )
-        self._saver: ActivitySaver | None = None
-        self._shown: object = None
-        if snapshot_ms is not None and layout.stores.activities is not None:
-            self._saver = ActivitySaver(
-                partial(self._save_activities, ctx),
-                run_id=ctx.run_id,
-                interval_ms=snapshot_ms,
-                # Only a store of ours refuses a write that comes after the run has ended.
-                patience=ANSWER_SECONDS if layout.backend("activities") is None else 0.25,
-                reports=reports,
-            )
+        self._flight = InFlight(
+            layout,
+            self._work,
+            lease_ms=lease_ms,
+            snapshot_ms=snapshot_ms,
+            save_activities=partial(self._save_activities, ctx),
+            reports=reports,
+        )
+        self._lease = self._flight.lease
         self._usage: Usage | None = None
         self._resume: Resume | None = None
         self._asked: Sequence[InterruptRecord] = ()
         self._hide: tuple[int, int] | None = None
-        self._drop_draft = self._drafts is not None
+        self._drop_draft = self._flight.drafts is not None
         self._began = now_ms()
         self._started = False
         self._ended = False
@@ -214,11 +199,9 @@ class Turn:
         self._started = True
         if boundary.activities is not None:
             boundary.activities.settle()
-        self._shown = ctx.activities
         if boundary.record is not None and boundary.record.usage is not None:
             self._usage = dict(boundary.record.usage)
-        if self._work.leased:
-            self._lease.start(ctx)
+        self._flight.start(ctx)
 
     async def _begin(self, boundary: Boundary, ctx: ChatContext) -> None:
         try:
@@ -260,21 +243,14 @@ class Turn:
 
     def next_call(self, ctx: ChatContext) -> None:
         """A model call is about to begin."""
-        if self._drafts is not None:
-            self._drafts.reset(len(ctx.messages) - self._transcript.border(ctx.messages))
+        if self._flight.drafts is not None:
+            border = self._transcript.border(ctx.messages)
+            self._flight.drafts.reset(len(ctx.messages) - border)
 
     def observe(self, ctx: ChatContext, event: Event) -> None:
         """An event is about to be published: perhaps a draft is due."""
-        if self._drafts is None or not self._started:
-            return
-        if self._drafts.observe(event):
-            self._drafts.save(self._transcript.produced(ctx.messages), self._run_id)
-        if self._saver is not None and (
-            isinstance(event, ActivitySnapshotEvent | ActivityDeltaEvent)
-            or ctx.activities is not self._shown
-        ):
-            self._shown = ctx.activities
-            self._saver.touch()
+        if self._started:
+            self._flight.observe(ctx, event, lambda: self._transcript.produced(ctx.messages))
 
     # -- the ends -----------------------------------------------------------------------
 
@@ -288,7 +264,7 @@ class Turn:
         if self._ended:
             return
         self._ended = True
-        await self._close(ctx)
+        await self._flight.close(ctx)
         if self._lease.lost is not None:
             self.completion.settle("failed", self._lease.lost)
             raise self._lease.lost
@@ -338,7 +314,7 @@ class Turn:
             RunConflict: the lease was lost; nothing was written.
             StoreError: it could not be stored; the run then fails.
         """
-        await self._close(ctx)
+        await self._flight.close(ctx)
         if self._lease.lost is not None:
             raise self._lease.lost
         asked: list[InterruptRecord] = []
@@ -375,7 +351,7 @@ class Turn:
         elif not self._ended:
             self._ended = True
             self._refused = info.refused
-            await self._close(ctx)
+            await self._flight.close(ctx)
             if self._may_end():
                 failure = RunError(message=info.message, code=info.code)
                 await self._end_badly(ctx, "failed", failure, phase="error")
@@ -387,7 +363,7 @@ class Turn:
         if self._ended:
             return
         self._ended = True
-        await self._close(ctx)
+        await self._flight.close(ctx)
         if self._lease.lost is not None:
             await self._work.release()
             self.completion.settle("failed", self._lease.lost)
@@ -424,13 +400,6 @@ class Turn:
 
     def _may_end(self) -> bool:
         return self._started and self._lease.lost is None
-
-    async def _close(self, ctx: ChatContext) -> None:
-        if self._drafts is not None:
-            await self._drafts.close(ctx)
-        if self._saver is not None:
-            await self._saver.close(ctx)
-        self._lease.stop(ctx)
 
     async def _fill(
         self, boundary: Boundary, ctx: ChatContext, mine: Sequence[ModelMessage]
@@ -511,9 +480,10 @@ class Turn:
         produced = self._transcript.produced(ctx.messages)
         if self._refused:
             return [*front, *up_to_last_result(produced)]
-        if self._drafts is None:
+        drafts = self._flight.drafts
+        if drafts is None:
             return [*front, *produced]
-        return [*front, *self._drafts.rows(produced, self._run_id, stop_reason=stop_reason)]
+        return [*front, *drafts.rows(produced, self._run_id, stop_reason=stop_reason)]
 
     def _not_ours(self, error: RunConflict, phase: Phase) -> None:
         if error.reason == "lease-lost":

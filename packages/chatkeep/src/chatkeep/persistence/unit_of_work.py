@@ -165,7 +165,7 @@ class UnitOfWork:
                 boundary.activities = None
             boundary.done.update(group)
         if isinstance(boundary.run, RunPatch):
-            await self._end_stand_in(boundary.run)
+            await self._end_stand_in()
 
     def drives_on(self) -> None:
         """The run is there, and its lease is this driver's."""
@@ -197,9 +197,9 @@ class UnitOfWork:
 
     async def release(self) -> None:
         """Give up the claims of a run that never began: nothing else ends its stand-in."""
-        await self._end_stand_in(RunPatch(status="failed"))
+        await self._end_stand_in()
 
-    async def _end_stand_in(self, end: RunPatch) -> None:
+    async def _end_stand_in(self) -> None:
         """Best effort: left alone, the stand-in's lease runs out."""
         desk = self.layout.desk
         if not self._lent_run or desk is None:
@@ -212,7 +212,7 @@ class UnitOfWork:
                     thread_id=self.thread_id,
                     run_id=self.run_id,
                     lease_token=self._token,
-                    run=stand_in_end(end),
+                    run=stand_in_end(self._token),
                 )
             )
         except StoreError as error:
@@ -280,7 +280,7 @@ class UnitOfWork:
             run = self._lend_run(boundary.run)
         elif self._lent_run and isinstance(boundary.run, RunPatch) and "answers" in group:
             # The stand-in ends with the answers that it held the claims for.
-            run, token = stand_in_end(boundary.run), self._token
+            run, token = stand_in_end(self._token), self._token
         activities = boundary.activities if "activities" in group else None
         return await backend.commit_turn(
             TurnCommit(

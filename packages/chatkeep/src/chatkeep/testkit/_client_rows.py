@@ -118,7 +118,14 @@ def from_rows(rows: Iterable[Mapping[str, Any]]) -> list[Message]:
             for message in messages:
                 for part in message["parts"]:
                     if part["type"] == "tool-call" and part["id"] == row["toolCallId"]:
-                        settle(message, part, row["content"], row.get("error"), row["id"])
+                        settle(
+                            message,
+                            part,
+                            row["content"],
+                            row.get("error"),
+                            row["id"],
+                            outcome=bag_of(row).get("toolResultOutcome"),
+                        )
                         break
         else:
             messages.append(_message(row, thinking))
@@ -169,8 +176,17 @@ def _row_parts(row: Any) -> list[Part]:
     return parts
 
 
-def settle(owner: Message, call: Part, content: str, error: str | None, row_id: str) -> None:
-    """Give a call its result, in place of one that it has."""
+def settle(
+    owner: Message,
+    call: Part,
+    content: str,
+    error: str | None,
+    row_id: str,
+    *,
+    outcome: str | None = None,
+) -> None:
+    """Give a call its result, in place of one that it has. ``outcome`` is what a person made of
+    it instead of its execution: ``denied`` or ``cancelled``."""
     state = "complete" if error is None else "error"
     call["state"] = state
     call["output"] = parsed(content) if parsed(content) is not None else content
@@ -184,6 +200,8 @@ def settle(owner: Message, call: Part, content: str, error: str | None, row_id: 
     }
     if error is not None:
         result["error"] = error
+    if outcome is not None:
+        result["outcome"] = outcome
     parts: list[Part] = owner["parts"]
     for i, part in enumerate(parts):
         if part["type"] == "tool-result" and part["toolCallId"] == call["id"]:

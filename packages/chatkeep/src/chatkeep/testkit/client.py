@@ -193,7 +193,8 @@ class ChatView:
         owner, call = found
         failed = bag_of(event).get("state") == "output-error"
         error = error_text(event["content"]) if failed else None
-        settle(owner, call, event["content"], error, event["messageId"])
+        outcome = bag_of(event).get("toolResultOutcome")
+        settle(owner, call, event["content"], error, event["messageId"], outcome=outcome)
 
     # -- snapshots and custom events ----------------------------------------------------
 
@@ -301,6 +302,8 @@ def comparable(messages: Iterable[Mapping[str, Any]], *, row_ids: bool = True) -
 def _in_call_order(parts: Iterable[Mapping[str, Any]], row_ids: bool) -> list[Part]:
     clean = [{k: v for k, v in part.items() if k != "createdAt"} for part in parts]
     for part in clean:
+        if part["type"] == "tool-result" and {*part.get("metadata", {})} == {"tanstack"}:
+            del part["metadata"]  # of the row, not of the part
         if not row_ids and part["type"] in ("tool-result", "thinking"):
             part.pop("id", None)
     place = {p["id"]: i for i, p in enumerate(clean) if p["type"] == "tool-call"}
