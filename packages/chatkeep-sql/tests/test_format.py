@@ -38,9 +38,9 @@ DATA = Path(__file__).parent / "data"
 CLOCKS = {"created_at", "updated_at", "cut_at", "resolved_at", "lease_until", "closed_at"}
 """Columns that the database's clock fills."""
 
-RANDOM = {"incarnation", "revision"}
+RANDOM = {"incarnation", "revision", "fence"}
 
-LOGS = {"chatkeep_logs", "chatkeep_log_events"}
+LOGS = {"chatkeep_logs", "chatkeep_log_events", "chatkeep_locks"}
 """Tables that came with revision 0002."""
 
 MESSAGES: list[Any] = [
@@ -205,6 +205,7 @@ async def write_logs(persistence: Persistence) -> None:
     await backend.log_open("r2", "thread 1", "token", 60_000)
     await backend.log_append("r2", "token", 1, bodies[2:], lease_ms=60_000)
     await backend.log_close("r2", "token")
+    await backend.lock_acquire("a lock", "token", 60_000)
 
 
 async def read_logs(persistence: Persistence) -> dict[str, Any]:

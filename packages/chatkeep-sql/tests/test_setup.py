@@ -197,7 +197,7 @@ async def test_a_schema_of_its_own(on_postgres: Persistence, tools: Any) -> None
         "select schemaname, count(*) from pg_tables where tablename like 'chatkeep\\_%'"
         " group by 1 order by 1",
     )
-    assert rows == [('odd "one":x', 11), ("public", 11)]
+    assert rows == [('odd "one":x', 12), ("public", 12)]
 
 
 # ------------------------------------------------------------------------------------ roles

@@ -11,6 +11,7 @@ from sqlalchemy.exc import DBAPIError
 
 from chatkeep.codec import JsonValue
 from chatkeep.errors import BackendUnavailable, SchemaOutOfDate
+from chatkeep.locks import LockBackend
 from chatkeep.logs import LogBackend, LogHead, LogPage
 from chatkeep.records import CutRecord, ModelMessage, RunRecord
 from chatkeep.scope import EMPTY_SCOPE, Scope
@@ -23,7 +24,7 @@ from chatkeep.stores import (
     VersionedValue,
     ViewQuery,
 )
-from chatkeep_sql import admin, logs, lookups, setup, values
+from chatkeep_sql import admin, locks, logs, lookups, setup, values
 from chatkeep_sql.commit_plain import commit_plain
 from chatkeep_sql.commit_postgres import Hints, commit_postgres, fits_one_statement
 from chatkeep_sql.encoded import EncodedCommit, encode_commit
@@ -48,7 +49,7 @@ _T = TypeVar("_T")
 _NO_RIGHT = "42501"
 
 
-class SqlBackend(LogBackend):
+class SqlBackend(LogBackend, LockBackend):
     """What both databases have in common.
 
     Args:
@@ -79,6 +80,7 @@ class SqlBackend(LogBackend):
         self._owned = owned
         self._sql = statements_for(tables_for(schema))
         self._log_sql = log_statements_for(tables_for(schema))
+        self._lock_sql = locks.lock_statements_for(tables_for(schema))
 
     def setup_script(self) -> str | None:
         """The migrations as SQL, from the first to the newest."""
@@ -294,6 +296,20 @@ class SqlBackend(LogBackend):
 
     async def _log_trim(self, closed_ms: int, limit: int) -> int:
         return await self._runner.transaction(lambda: logs.trim(self._log_sql, closed_ms, limit))
+
+    # -- locks ------------------------------------------------------------------------
+
+    async def _lock_acquire(self, name: str, token: str, lease_ms: int) -> int | None:
+        arguments = (self._scope, name, token, lease_ms)
+        return await self._runner.transaction(lambda: locks.acquire(self._lock_sql, *arguments))
+
+    async def _lock_renew(self, name: str, token: str, lease_ms: int) -> bool:
+        arguments = (self._scope, name, token, lease_ms)
+        return await self._runner.transaction(lambda: locks.renew(self._lock_sql, *arguments))
+
+    async def _lock_release(self, name: str, token: str) -> None:
+        arguments = (self._scope, name, token)
+        await self._runner.transaction(lambda: locks.release(self._lock_sql, *arguments))
 
 
 def _select_one() -> Program[Rows]:

@@ -55,6 +55,7 @@ class Tables:
     values: Table
     logs: Table
     log_events: Table
+    locks: Table
 
 
 def metadata_for(schema: str | None = None) -> MetaData:
@@ -258,7 +259,17 @@ def tables_for(schema: str | None = None) -> Tables:
         Column("number", _BIG, primary_key=True, autoincrement=False),
         Column("body", Text, nullable=False),
     )
+    locks = table(
+        "locks",
+        Column("key", LargeBinary, primary_key=True),
+        Column("tenant_id", Text, nullable=False),
+        Column("user_id", Text, nullable=False),
+        Column("name", Text, nullable=False),
+        Column("token", Text, nullable=False),
+        Column("fence", _BIG, nullable=False),
+        Column("lease_until", _BIG, nullable=False),
+    )
     return Tables(
         metadata, threads, entries, cuts, runs, drafts, interrupts, activities, values, logs,
-        log_events,
+        log_events, locks,
     )  # fmt: skip

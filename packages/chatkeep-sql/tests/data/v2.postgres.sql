@@ -189,32 +189,44 @@ CREATE TABLE chatkeep_log_events (
     FOREIGN KEY(log_no) REFERENCES chatkeep_logs (log_no) ON DELETE CASCADE
 );
 
+CREATE TABLE chatkeep_locks (
+    key BYTEA NOT NULL, 
+    tenant_id TEXT NOT NULL, 
+    user_id TEXT NOT NULL, 
+    name TEXT NOT NULL, 
+    token TEXT NOT NULL, 
+    fence BIGINT NOT NULL, 
+    lease_until BIGINT NOT NULL, 
+    format SMALLINT NOT NULL, 
+    PRIMARY KEY (key)
+);
+
 UPDATE chatkeep_alembic_version SET version_num='0002' WHERE chatkeep_alembic_version.version_num = '0001';
 
 
 
 
-INSERT INTO chatkeep_metadata (key_digest, owner_key, tenant_id, user_id, namespace, key, revision, value, format) VALUES (decode('3b539406096374be3ea507d47e85130e61c39887f33808568e38a9755a2147a8', 'hex'), decode('e7cb8b96be69fc8b8f4fa5cb4ec0f578fa46f871f9bae67caf4038f01780cd18', 'hex'), 'acme', 'ann', 'space', 'thread 1', '5d5b776c64bf074226033602', '{"k":[null,true]}', 1);
-INSERT INTO chatkeep_threads (thread_no, key, owner_key, tenant_id, user_id, thread_id, child, incarnation, version, transcript_version, next_number, newest, message_count, commits, created_at, updated_at, format) VALUES (1, decode('f81d49a8ce19bca4248e449433802c25b2d1db04646aa334feb75eceec5bec05', 'hex'), decode('7bf811b15151fa6fccef67f71989080c4c17875d2b45b6877e416722345f2863', 'hex'), 'acme', 'ann', 'thread 1', false, '5b8ed42a0b17027f', 7, 4, 6, 4, 2, 'nGd8XgT7W3gf 7 - 0 3 4
+INSERT INTO chatkeep_metadata (key_digest, owner_key, tenant_id, user_id, namespace, key, revision, value, format) VALUES (decode('3b539406096374be3ea507d47e85130e61c39887f33808568e38a9755a2147a8', 'hex'), decode('e7cb8b96be69fc8b8f4fa5cb4ec0f578fa46f871f9bae67caf4038f01780cd18', 'hex'), 'acme', 'ann', 'space', 'thread 1', 'c2627689a5ba62e280610717', '{"k":[null,true]}', 1);
+INSERT INTO chatkeep_threads (thread_no, key, owner_key, tenant_id, user_id, thread_id, child, incarnation, version, transcript_version, next_number, newest, message_count, commits, created_at, updated_at, format) VALUES (1, decode('f81d49a8ce19bca4248e449433802c25b2d1db04646aa334feb75eceec5bec05', 'hex'), decode('7bf811b15151fa6fccef67f71989080c4c17875d2b45b6877e416722345f2863', 'hex'), 'acme', 'ann', 'thread 1', false, 'bc4dacd0e50b31d2', 7, 4, 6, 4, 2, 'nGd8XgT7W3gf 7 - 0 3 4
 BWKa3wdR7NWO 6 - 0 2 4
 Ae75xGQ3jgTd 5 - 0 1 4
 5UbXe0vJGNYw 4 4-4 2
 brpOJVNgniTZ 3 - 1 2 3
 JQ6KBIli_iks 2 - 0 1 3
-c6J0UsOcyfMA 1 1-3 1', 1796062737218, 1796062737258, 1);
+c6J0UsOcyfMA 1 1-3 1', 1796064366193, 1796064366264, 1);
 INSERT INTO chatkeep_activities (thread_no, position, body, format) VALUES (1, 0, '{"id":"act","activityType":"plan","content":{"steps":["one"]},"index":0}', 1);
-INSERT INTO chatkeep_cuts (thread_no, cut, after, cut_at, run_id, extra, format) VALUES (1, 4, 1, 1796062737249, 'r2', 1, 1);
+INSERT INTO chatkeep_cuts (thread_no, cut, after, cut_at, run_id, extra, format) VALUES (1, 4, 1, 1796064366244, 'r2', 1, 1);
 INSERT INTO chatkeep_entries (thread_no, number, message_id, digest, body, cut, format) VALUES (1, 1, 'u1', decode('b1352bf462483e8544303099ee6cc5a0', 'hex'), '{"id":"u1","role":"user","content":"café 😀 \u0000 \"quoted\"\n"}', NULL, 1);
 INSERT INTO chatkeep_entries (thread_no, number, message_id, digest, body, cut, format) VALUES (1, 2, 'a1', decode('860d8988a480b8ff1258e6dd165431c1', 'hex'), ' {"id":"a1","role":"assistant","content":null,"toolCalls":[{"id":"c","type":"function","function":{"name":"f","arguments":"{}"}}],"unknownKey":{"z":1,"a":[1.0,1,-0.0,"",[],{}]},"big":12345678901234567890123}', 4, 1);
 INSERT INTO chatkeep_entries (thread_no, number, message_id, digest, body, cut, format) VALUES (1, 3, NULL, decode('b8350be2b1b3415d799e10310d93e47b', 'hex'), '{"role":"tool","toolCallId":"c","content":"no id"}', 4, 1);
 INSERT INTO chatkeep_entries (thread_no, number, message_id, digest, body, cut, format) VALUES (1, 4, 'a2', decode('845cd3c29b1cb84a5bd9f5b9962d795c', 'hex'), '{"id":"a2","role":"assistant","content":"new"}', NULL, 1);
 INSERT INTO chatkeep_entries (thread_no, number, message_id, digest, body, cut, format) VALUES (1, 5, 'late', decode('3d1165d34b50145378a2039ca64039db', 'hex'), '{"id":"late","role":"assistant"}', 4, 1);
-INSERT INTO chatkeep_interrupts (sequence, thread_no, key, run_id, interrupt_id, status, requested_at, resolved_at, claimed_by, payload, response, extra, format) VALUES (1, 1, decode('d2e9381014f40e22d1f117dbae1fcf73387cfa02ab4a4474c2692cfacfa4db9c', 'hex'), 'r1', 'i1', 'resolved', 1700000000001, 1796062737258, NULL, '{"kind":"approval","n":[1,2.5]}', 'null', '{"custom":{"kept":true}}', 1);
-INSERT INTO chatkeep_runs (run_no, key, thread_no, run_id, status, started_at, finished_at, parent_key, parent_run_id, subagent_run_id, name, lease_token, lease_until, hide_from, detached_since, cancel_requested, error_code, error, usage, extra, format) VALUES (1, decode('6d026ecbf481b1dd1eb1aed4078e300fd75808ce2bf9dd4dca5ad5e5e08bbe7d', 'hex'), 1, 'r1', 'interrupted', 1700000000000, NULL, decode('3f05508adba030f75bedaa61c60103abf4ae0f0ea8ce575664a147381d6fdf5d', 'hex'), 'r0', 's0', 'agent', 'token', 1796062767218, NULL, NULL, false, NULL, NULL, '{"totalTokens":3}', '{"detached":true,"mine":[1]}', 1);
+INSERT INTO chatkeep_interrupts (sequence, thread_no, key, run_id, interrupt_id, status, requested_at, resolved_at, claimed_by, payload, response, extra, format) VALUES (1, 1, decode('d2e9381014f40e22d1f117dbae1fcf73387cfa02ab4a4474c2692cfacfa4db9c', 'hex'), 'r1', 'i1', 'resolved', 1700000000001, 1796064366264, NULL, '{"kind":"approval","n":[1,2.5]}', 'null', '{"custom":{"kept":true}}', 1);
+INSERT INTO chatkeep_runs (run_no, key, thread_no, run_id, status, started_at, finished_at, parent_key, parent_run_id, subagent_run_id, name, lease_token, lease_until, hide_from, detached_since, cancel_requested, error_code, error, usage, extra, format) VALUES (1, decode('6d026ecbf481b1dd1eb1aed4078e300fd75808ce2bf9dd4dca5ad5e5e08bbe7d', 'hex'), 1, 'r1', 'interrupted', 1700000000000, NULL, decode('3f05508adba030f75bedaa61c60103abf4ae0f0ea8ce575664a147381d6fdf5d', 'hex'), 'r0', 's0', 'agent', 'token', 1796064396193, NULL, NULL, false, NULL, NULL, '{"totalTokens":3}', '{"detached":true,"mine":[1]}', 1);
 INSERT INTO chatkeep_runs (run_no, key, thread_no, run_id, status, started_at, finished_at, parent_key, parent_run_id, subagent_run_id, name, lease_token, lease_until, hide_from, detached_since, cancel_requested, error_code, error, usage, extra, format) VALUES (2, decode('315b09046e1295af2de684c30549252f35bdbb3a6451106f14ded77247294c45', 'hex'), 1, 'r2', 'failed', 1700000000002, 9, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 'e', '{"message":"no","code":"e"}', NULL, NULL, 1);
-INSERT INTO chatkeep_drafts (run_no, thread_no, updated_at, body, format) VALUES (1, 1, 1796062737232, '[{"id":"d","role":"assistant"}]', 1);
-INSERT INTO chatkeep_logs (log_no, key, thread_key, tenant_id, user_id, thread_id, run_id, incarnation, epoch, token, first_number, next_number, lease_until, closed_at, format) VALUES (1, decode('80792503b2d449b88f85ad560b6fc739e4caa575a54bd59934d9b8d73edcb064', 'hex'), decode('f81d49a8ce19bca4248e449433802c25b2d1db04646aa334feb75eceec5bec05', 'hex'), 'acme', 'ann', 'thread 1', 'r1', '724ed0ea', 2, 'token 2', 3, 5, 1796062797274, NULL, 1);
-INSERT INTO chatkeep_logs (log_no, key, thread_key, tenant_id, user_id, thread_id, run_id, incarnation, epoch, token, first_number, next_number, lease_until, closed_at, format) VALUES (2, decode('e5246df54ef3c9ebb66c40c2019f83b5958f910732eb17910c0f6ff576bf8a8f', 'hex'), decode('f81d49a8ce19bca4248e449433802c25b2d1db04646aa334feb75eceec5bec05', 'hex'), 'acme', 'ann', 'thread 1', 'r2', '54c66b38', 1, 'token', 1, 2, 1796062797278, 1796062737279, 1);
+INSERT INTO chatkeep_drafts (run_no, thread_no, updated_at, body, format) VALUES (1, 1, 1796064366212, '[{"id":"d","role":"assistant"}]', 1);
+INSERT INTO chatkeep_logs (log_no, key, thread_key, tenant_id, user_id, thread_id, run_id, incarnation, epoch, token, first_number, next_number, lease_until, closed_at, format) VALUES (1, decode('80792503b2d449b88f85ad560b6fc739e4caa575a54bd59934d9b8d73edcb064', 'hex'), decode('f81d49a8ce19bca4248e449433802c25b2d1db04646aa334feb75eceec5bec05', 'hex'), 'acme', 'ann', 'thread 1', 'r1', '9c6d26f3', 2, 'token 2', 3, 5, 1796064426289, NULL, 1);
+INSERT INTO chatkeep_logs (log_no, key, thread_key, tenant_id, user_id, thread_id, run_id, incarnation, epoch, token, first_number, next_number, lease_until, closed_at, format) VALUES (2, decode('e5246df54ef3c9ebb66c40c2019f83b5958f910732eb17910c0f6ff576bf8a8f', 'hex'), decode('f81d49a8ce19bca4248e449433802c25b2d1db04646aa334feb75eceec5bec05', 'hex'), 'acme', 'ann', 'thread 1', 'r2', 'd6d77af3', 1, 'token', 1, 2, 1796064426302, 1796064366312, 1);
 INSERT INTO chatkeep_log_events (log_no, number, body, format) VALUES (1, 3, '{"type":"RUN_FINISHED"}', 1);
 INSERT INTO chatkeep_log_events (log_no, number, body, format) VALUES (1, 4, '{"type":"CUSTOM","value":"café \u0000"}', 1);
 INSERT INTO chatkeep_log_events (log_no, number, body, format) VALUES (2, 1, '{"type":"RUN_FINISHED"}', 1);

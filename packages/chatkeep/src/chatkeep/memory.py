@@ -42,6 +42,7 @@ from chatkeep.errors import (
     CompositionError,
     RunConflict,
 )
+from chatkeep.locks import LockBackend, lock_key
 from chatkeep.logs import LogBackend, LogHead, LogPage
 from chatkeep.records import (
     CutRecord,
@@ -115,7 +116,7 @@ def _system_clock() -> int:
 # ------------------------------------------------------------------------------ backend
 
 
-class MemoryBackend(LogBackend):
+class MemoryBackend(LogBackend, LockBackend):
     """A handle of the reference backend; see :func:`memory_persistence`."""
 
     name: ClassVar[str] = "memory"
@@ -131,11 +132,13 @@ class MemoryBackend(LogBackend):
         self._clock = clock or _system_clock
         self._state = State()
         self._logs = MemoryLogs()
+        self._locks: dict[bytes, tuple[str, int, int]] = {}  # token, fence, lease
 
     def _clone(self) -> Self:
         clone = type(self)(clock=self._clock, timeout=self._timeout)
         clone._state = self._state  # noqa: SLF001  (the same class)
         clone._logs = self._logs  # noqa: SLF001
+        clone._locks = self._locks  # noqa: SLF001
         return clone
 
     @property
@@ -536,3 +539,37 @@ class MemoryBackend(LogBackend):
     async def _log_trim(self, closed_ms: int, limit: int) -> int:
         with self._state.lock:
             return self._logs.trim(self._clock() - closed_ms, limit)
+
+    # -- locks ------------------------------------------------------------------------
+
+    async def _lock_acquire(self, name: str, token: str, lease_ms: int) -> int | None:
+        key = lock_key(self._scope, name)
+        with self._state.lock:
+            now = self._clock()
+            holder, fence, until = self._locks.get(key, ("", now - 1, 0))
+            if holder != token:
+                if until > now:
+                    return None
+                fence = max(fence + 1, now)
+            self._locks[key] = (token, fence, now + lease_ms)
+            return fence
+
+    async def _lock_renew(self, name: str, token: str, lease_ms: int) -> bool:
+        key = lock_key(self._scope, name)
+        with self._state.lock:
+            holder, fence, _ = self._locks.get(key, ("", 0, 0))
+            if holder != token:
+                return False
+            self._locks[key] = (token, fence, self._clock() + lease_ms)
+            return True
+
+    async def _lock_release(self, name: str, token: str) -> None:
+        key = lock_key(self._scope, name)
+        with self._state.lock:
+            holder, fence, _ = self._locks.get(key, ("", 0, 0))
+            if holder != token:
+                return
+            if fence < self._clock():  # the clock alone gives the next holder a higher fence
+                del self._locks[key]
+            else:
+                self._locks[key] = ("", fence, 0)

@@ -54,6 +54,6 @@ class TestShape(ConformanceCase):
 
     async def test_skip_names_only_what_there_is(self, declared: frozenset[str]) -> None:
         """A misspelt declaration is found."""
-        bags = {"ThreadAdmin", "TurnBackend", "DeliveryLog", "Scope", "Maintenance"}
+        bags = {"ThreadAdmin", "TurnBackend", "DeliveryLog", "LockStore", "Scope", "Maintenance"}
         known = {*STORE_KEYS, *_TIERS, *bags}
         assert declared <= known

@@ -1,4 +1,4 @@
-"""Delivery logs: a head for each run's log, and its events."""
+"""Delivery logs (a head for each run's log, and its events), and locks."""
 
 from __future__ import annotations
 
@@ -72,10 +72,23 @@ def upgrade() -> None:
         sa.ForeignKeyConstraint(["log_no"], [f"{place}chatkeep_logs.log_no"], ondelete="CASCADE"),
         schema=schema,
     )
+    op.create_table(
+        "chatkeep_locks",
+        required("key", sa.LargeBinary),
+        required("tenant_id", sa.Text),
+        required("user_id", sa.Text),
+        required("name", sa.Text),
+        required("token", sa.Text),
+        required("fence", BIG),
+        required("lease_until", BIG),
+        required("format", sa.SmallInteger),
+        sa.PrimaryKeyConstraint("key"),
+        schema=schema,
+    )
 
 
 def downgrade() -> None:
     """Drop them."""
     schema = op.get_context().version_table_schema
-    for name in ("log_events", "logs"):
+    for name in ("locks", "log_events", "logs"):
         op.drop_table(f"chatkeep_{name}", schema=schema)
