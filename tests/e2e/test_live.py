@@ -23,6 +23,7 @@ KINDS = [
     pytest.param("sqlite", marks=pytest.mark.sqlite),
     pytest.param("psycopg", marks=pytest.mark.postgres),
     pytest.param("asyncpg", marks=pytest.mark.postgres),
+    pytest.param("redis", marks=pytest.mark.redis),
 ]
 SLOW = 'SCENARIO:slow {"chunks": 40, "delayMs": 25}'
 LONG = 'SCENARIO:slow {"chunks": 400, "delayMs": 25}'

@@ -113,3 +113,52 @@ async def test_an_append_is_one_statement(on_postgres: Persistence, tools: Any) 
         await writer.append([said(str(i)) for i in range(20)])
     assert len(sent) == 1
     await writer.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param("sqlite", marks=pytest.mark.sqlite),
+        pytest.param("psycopg", marks=pytest.mark.postgres),
+    ],
+)
+async def test_five_hundred_viewers_of_fifty_runs_miss_and_repeat_nothing(
+    opened: Any, kind: str
+) -> None:
+    """They join at different moments, at a worker that drives none of the runs; a part of them
+    leaves in the middle and comes back behind what it has seen."""
+    async with opened(kind) as persistence:
+        writing, reading = StoredLog(persistence), StoredLog(persistence, poll_seconds=0.05)
+        keys = [RunKey(run_id=f"r{i}") for i in range(50)]
+        writers = [await writing.open(key, "t") for key in keys]
+
+        async def drive(i: int) -> None:
+            for n in range(0, 40, 4):
+                await writers[i].append([said(f"{i}.{n + k}") for k in range(4)])
+                await asyncio.sleep(0.01)
+            await writers[i].close()
+
+        async def view(i: int, viewer: int) -> list[tuple[str, str]]:
+            await asyncio.sleep(0.01 * viewer)
+            seen: list[tuple[str, str]] = []
+            leaves = viewer % 3 == 0
+            while True:
+                batches: Any = await reading.follow(keys[i], seen[-1][0] if seen else "-1")
+                async for batch in batches:
+                    seen += [(e.offset, json.loads(e.body)["delta"]) for e in batch]
+                    if leaves and len(seen) >= 10:
+                        break
+                else:
+                    return seen
+                await batches.aclose()
+                leaves = False
+
+        viewers = [asyncio.create_task(view(i, v)) for i in range(50) for v in range(10)]
+        async with asyncio.timeout(60):
+            await asyncio.gather(*map(drive, range(50)))
+            results = await asyncio.gather(*viewers)
+        for place, seen in enumerate(results):
+            assert [delta for _, delta in seen] == [f"{place // 10}.{n}" for n in range(40)]
+            assert len({offset for offset, _ in seen}) == 40
+        await reading.aclose()

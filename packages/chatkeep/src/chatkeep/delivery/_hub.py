@@ -211,6 +211,7 @@ class Hub:
                 self._listening = False
                 _log.warning("changes of logs are not told any more, so they are asked: %s", error)
             else:
+                self._listening = False
                 return  # a database that tells nobody anything
             await asyncio.sleep(_AFTER_FAILURE)
 
