@@ -304,17 +304,24 @@ async def test_a_run_that_goes_on_under_its_own_id_keeps_its_first_part_beside_o
     lab: Any, kit: Any
 ) -> None:
     """Rows with its tag are no leftovers of a process that died: it started from them."""
-    other = kit.Paced(after=("B",))
+    asking, other = kit.Calls([PAY], waits=True), kit.Paced(after=("B",))
+    first = lab.start(kit.user("u1"), adapter=asking, run_id="A")
+    await asking.began.wait()
     second = lab.start(kit.user("uB"), adapter=other, run_id="B")
     await other.began.wait()
-    await lab.pause(PAY, run_id="A")
+    asking.go.set()
+    await first
     other.go.set()
     await second
     ended_well(await lab.resume(resume_approve("approval_c1"), run_id="A", parent_run_id="A"))
-    said = await lab.said()
-    assert 'assistant: said {"paid":1}' in said
-    assert "assistant: None" in said
-    assert len(said) == 6
+    assert await lab.said() == [
+        "user: hello",
+        "assistant: None",
+        'tool: {"paid":1}',
+        'assistant: said {"paid":1}',
+        "user: hello",
+        "assistant: one B",
+    ]
     assert await lab.persistence.stores.messages.list_cuts("t1") == []
 
 
