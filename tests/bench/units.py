@@ -60,7 +60,9 @@ class Units:
 
     def _received(self, parsed: dict[str, Any], model: Any, **_: Any) -> None:
         consumed: Any = parsed.get("ConsumedCapacity", [])
-        parts: list[Any] = consumed if isinstance(consumed, list) else [consumed]
+        if isinstance(consumed, dict):
+            consumed = [consumed]
+        parts: list[Any] = consumed
         self.consumed += sum(float(part["CapacityUnits"]) for part in parts)
         match model.name:
             case "Query":
