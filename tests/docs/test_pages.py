@@ -11,8 +11,8 @@ import pytest
 from chatkeep import errors
 from docs.pages import ROOT, blocks, pages, run_page
 from servers import Database
-from servers.mongo import MongoDatabase
 from servers.dynamodb import DynamoDB
+from servers.mongo import MongoDatabase
 from servers.redis import RedisSpace
 
 pytestmark = [pytest.mark.docs, pytest.mark.anyio]
