@@ -67,10 +67,9 @@ def test_a_proxy_stands_between_the_client_and_its_server(mongo_database: MongoD
 def test_a_given_url_keeps_its_login_and_options() -> None:
     given = GivenMongo("mongodb://me:secret@one.example:27018,two.example/?replicaSet=rs")
     assert given.url("db") == "mongodb://me:secret@one.example:27018,two.example/db?replicaSet=rs"
-    proxy = TcpProxy("one.example", 27018)
-    assert given.url("db", proxy=proxy).startswith(
-        f"mongodb://me:secret@127.0.0.1:{proxy.port}/db?"
-    )
+    with given.proxy() as proxy:
+        through = given.url("db", proxy=proxy)
+    assert through.startswith(f"mongodb://me:secret@127.0.0.1:{proxy.port}/db?")
     with pytest.raises(ServerError):
         GivenMongo("http://x")
 
