@@ -160,22 +160,24 @@ def node_modules(session: nox.Session, folder: Path) -> Path:
 @nox.session(name="tests-docs")
 def tests_docs(session: nox.Session) -> None:
     """Every Python block of README and docs runs."""
-    install(session, "test", "postgres", "redis", "mongo", "demo")
+    install(session, "test", "postgres", "redis", "dynamodb", "mongo", "demo")
     pytest(session, "tests/docs")
 
 
 @nox.session(name="tests-packaging")
 def tests_packaging(session: nox.Session) -> None:
     """Wheels, built and installed with pip into clean virtual environments."""
-    install(session, "test", "postgres", "redis", "mongo", editable=False)
+    install(session, "test", "postgres", "redis", "dynamodb", "mongo", editable=False)
     pytest(session, "tests/wheels")
 
 
 @nox.session(name="tests-lowest")
 def tests_lowest(session: nox.Session) -> None:
     """The oldest versions of direct dependencies that the packages claim to work with."""
-    groups = ("--group", "test", "--group", "redis", "--group", "mongo")
+    names = ("test", "redis", "dynamodb", "mongo", "node")
+    groups = [option for name in names for option in ("--group", name)]
     session.install("--resolution", "lowest-direct", *groups, *EDITABLE)
+    dynalite(session)
     # What meets the dependencies; races, crashes and long runs are the other sessions' work.
     where = [
         "packages",
@@ -208,7 +210,7 @@ def demo(session: nox.Session) -> None:
 @nox.session(default=False)
 def bench(session: nox.Session) -> None:
     """Cost of a boundary, a turn and a reload, beside the bare drivers; prints tables."""
-    install(session, "test", "postgres", "redis", "mongo")
+    install(session, "test", "postgres", "redis", "dynamodb", "mongo")
     session.run("python", "-m", "bench", *session.posargs, env={"PYTHONPATH": "tests"})
 
 

@@ -268,8 +268,7 @@ async def settled(timeline: Timeline, tab: Tab, store: str) -> None:
     timeline.say("reload", f"{len(tab.messages)} messages, no active run")
 
 
-async def demo(timeline: Timeline, folder: Path) -> None:
-    store = f"sqlite:///{folder / 'chat.db'}"
+async def demo(timeline: Timeline, store: str) -> None:
     server = Server(store, timeline)
     try:
         server.start()
@@ -320,14 +319,13 @@ def compare_cut(timeline: Timeline, live: dict[str, Any], back: dict[str, Any]) 
 def main() -> None:
     parser = argparse.ArgumentParser(description="A chat that survives its server.")
     parser.add_argument("--keep", type=Path, help="folder for the database; default: a new one")
+    parser.add_argument("--store", help="URL of an empty store (redis://…); default: a SQLite file")
     options = parser.parse_args()
     timeline = Timeline()
-    if options.keep is not None:
-        options.keep.mkdir(parents=True, exist_ok=True)
-        asyncio.run(demo(timeline, options.keep))
-    else:
-        with tempfile.TemporaryDirectory(prefix="chatkeep-demo-") as folder:
-            asyncio.run(demo(timeline, Path(folder)))
+    with tempfile.TemporaryDirectory(prefix="chatkeep-demo-") as scratch:
+        folder = options.keep or Path(scratch)
+        folder.mkdir(parents=True, exist_ok=True)
+        asyncio.run(demo(timeline, options.store or f"sqlite:///{folder / 'chat.db'}"))
     verdict = (
         "everything came back" if not timeline.failures else f"{timeline.failures} differences"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
@@ -12,12 +13,15 @@ import psycopg
 
 from bench.contenders import Chatkeep, Contender, Floor
 from bench.measure import written_by_process
-from bench.references import RefAiosqlite, RefAsyncpg, RefCore, RefMongo, RefRedis
+from bench.references import RefAiosqlite, RefAsyncpg, RefBoto3, RefCore, RefMongo, RefRedis
+from bench.units import Units, units_by_size
 from chatkeep.backends import open_persistence
+from chatkeep_dynamodb import dynamodb_persistence
 from chatkeep_mongo import mongo_persistence
 from chatkeep_redis import redis_persistence
 from chatkeep_sql import postgres_persistence, sqlite_persistence
 from servers import Database, PostgresDriver, PostgresProcess, TcpProxy
+from servers.dynamodb import DynamoDB, GivenDynamoDB, MotoProcess
 from servers.mongo import MongoProcess
 from servers.redis import RedisClusterProcesses, RedisProcess
 
@@ -202,6 +206,40 @@ async def _redis_behind_proxy(
 
 
 @asynccontextmanager
+async def dynamodb() -> AsyncGenerator[Field]:
+    """The service of ``CHATKEEP_TEST_DYNAMODB_URL``, else the stand-in server of the tests: what
+    counts then is the comparison with the bare driver, the requests and the units."""
+    async with AsyncExitStack() as stack:
+        server: DynamoDB
+        if given := os.environ.get("CHATKEEP_TEST_DYNAMODB_URL"):
+            server = GivenDynamoDB(given)
+        else:
+            os.environ.setdefault("AWS_ACCESS_KEY_ID", "bench")
+            os.environ.setdefault("AWS_SECRET_ACCESS_KEY", "bench")
+            server = stack.enter_context(MotoProcess())
+        table = stack.enter_context(server.table())
+        client = server.client(max_pool_connections=_POOL)
+        stack.callback(client.close)
+        reference = RefBoto3(client, f"{table.name}_ref")
+        await reference.open()
+        stack.push_async_callback(reference.close)
+        own = dynamodb_persistence(table.name, client=client, threads=_POOL)
+        persistence = await stack.enter_async_context(own)
+        await persistence.migrate()
+        meter = Units()
+        metered = server.client()
+        stack.callback(metered.close)
+        meter.attach(metered)
+        counted = dynamodb_persistence(table.name, client=metered, create=False)
+        units = await units_by_size(counted.backends[0], meter)
+        yield Field(
+            title="DynamoDB" if given else "DynamoDB (stand-in server)",
+            settings={"threads": str(_POOL), **units},
+            ours=[(Chatkeep("chatkeep dynamodb", persistence.backends[0]), Floor(reference))],
+        )
+
+
+@asynccontextmanager
 async def mongo() -> AsyncGenerator[Field]:
     """The stand-in server of the tests, which syncs each commit. It is no mongod, and slower: what
     counts here is the comparison with the bare driver on it, and the commands."""
@@ -237,5 +275,6 @@ FIELDS = {
     "postgres": postgres,
     "redis": redis,
     "redis-cluster": redis_cluster,
+    "dynamodb": dynamodb,
     "mongo": mongo,
 }

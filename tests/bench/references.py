@@ -18,7 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from chatkeep.records import ModelMessage
 
-__all__ = ["RefAiosqlite", "RefAsyncpg", "RefCore", "RefMongo", "RefRedis", "Reference"]
+__all__ = ["RefAiosqlite", "RefAsyncpg", "RefBoto3", "RefCore", "RefMongo", "RefRedis", "Reference"]
 
 _TABLE = (
     "create table if not exists ref (thread text, seq bigint, body text, primary key (thread, seq))"
@@ -105,6 +105,71 @@ class RefRedis(Reference):
 
     async def load(self, thread: str) -> list[ModelMessage]:
         return [orjson.loads(body) for body in await self._client.lrange(f"ref:{thread}", 0, -1)]
+
+
+class RefBoto3(Reference):
+    """boto3 in a worker thread: a row for each message, one transaction a boundary."""
+
+    name = "ref boto3"
+
+    def __init__(self, client: Any, table: str) -> None:
+        super().__init__()
+        self._client, self._table = client, table
+
+    async def open(self) -> None:
+        await asyncio.to_thread(
+            self._client.create_table,
+            TableName=self._table,
+            BillingMode="PAY_PER_REQUEST",
+            AttributeDefinitions=[
+                {"AttributeName": "thread", "AttributeType": "S"},
+                {"AttributeName": "n", "AttributeType": "N"},
+            ],
+            KeySchema=[
+                {"AttributeName": "thread", "KeyType": "HASH"},
+                {"AttributeName": "n", "KeyType": "RANGE"},
+            ],
+        )
+        waiter = self._client.get_waiter("table_exists")
+        await asyncio.to_thread(waiter.wait, TableName=self._table)
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._client.delete_table, TableName=self._table)
+
+    async def append(self, thread: str, messages: Sequence[ModelMessage]) -> None:
+        rows = self._number(thread, messages)
+        for i in range(0, len(rows), 100):
+            actions = [
+                {
+                    "Put": {
+                        "TableName": self._table,
+                        "Item": {
+                            "thread": {"S": thread},
+                            "n": {"N": str(n)},
+                            "body": {"B": body.encode()},
+                        },
+                    }
+                }
+                for n, body in rows[i : i + 100]
+            ]
+            await asyncio.to_thread(self._client.transact_write_items, TransactItems=actions)
+
+    async def load(self, thread: str) -> list[ModelMessage]:
+        bodies: list[bytes] = []
+        more: dict[str, Any] = {}
+        while True:
+            page: Any = await asyncio.to_thread(
+                self._client.query,
+                TableName=self._table,
+                KeyConditionExpression="thread = :t",
+                ExpressionAttributeValues={":t": {"S": thread}},
+                ConsistentRead=True,
+                **more,
+            )
+            bodies += (item["body"]["B"] for item in page["Items"])
+            if "LastEvaluatedKey" not in page:
+                return [orjson.loads(body) for body in bodies]
+            more = {"ExclusiveStartKey": page["LastEvaluatedKey"]}
 
 
 class RefMongo(Reference):

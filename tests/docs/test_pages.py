@@ -11,6 +11,7 @@ import pytest
 from chatkeep import errors
 from docs.pages import ROOT, blocks, pages, run_page
 from servers import Database
+from servers.dynamodb import DynamoDB
 from servers.mongo import MongoDatabase
 from servers.redis import RedisSpace
 
@@ -29,13 +30,17 @@ async def test_every_python_block_of_a_page_runs(
     monkeypatch: pytest.MonkeyPatch,
     postgres_database: Database,
     redis_space: RedisSpace,
+    dynamodb: DynamoDB,
     mongo_database: MongoDatabase,
 ) -> None:
     """In an empty directory; ``DATABASE_URL`` names an empty PostgreSQL database, ``REDIS_URL`` a
-    Redis server, ``MONGO_URL`` an empty MongoDB database."""
+    Redis server, ``MONGO_URL`` an empty MongoDB database, ``DYNAMODB_ENDPOINT`` a DynamoDB."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DATABASE_URL", postgres_database.url("psycopg"))
     monkeypatch.setenv("REDIS_URL", redis_space.server.url())
+    monkeypatch.setenv("AWS_DEFAULT_REGION", dynamodb.region)
+    if endpoint := dynamodb.endpoint():
+        monkeypatch.setenv("DYNAMODB_ENDPOINT", endpoint)
     monkeypatch.setenv("MONGO_URL", mongo_database.url())
     await run_page(page)
 

@@ -15,6 +15,7 @@ import pytest
 
 from chatkeep.testkit.tab import Tab
 from e2e.server import ChatServer
+from servers.dynamodb import DynamoDB
 from servers.mongo import MongoServer
 from servers.postgres import Postgres
 from servers.redis import RedisServer
@@ -24,6 +25,7 @@ DURABLE = [
     pytest.param("psycopg", marks=pytest.mark.postgres),
     pytest.param("asyncpg", marks=pytest.mark.postgres),
     pytest.param("redis", marks=pytest.mark.redis),
+    pytest.param("dynamodb", marks=pytest.mark.dynamodb),
     pytest.param("mongo", marks=pytest.mark.mongo),
 ]
 STORES = ["memory", *DURABLE]
@@ -48,6 +50,9 @@ def new_store(
             if kind == "redis":
                 redis: RedisServer = request.getfixturevalue("redis_server")
                 return stack.enter_context(redis.space()).url()
+            if kind == "dynamodb":
+                dynamodb: DynamoDB = request.getfixturevalue("dynamodb")
+                return stack.enter_context(dynamodb.table()).url()
             if kind == "mongo":
                 mongo: MongoServer = request.getfixturevalue("mongo")
                 return stack.enter_context(mongo.database()).url()

@@ -19,8 +19,8 @@ from e2e.server import ChatServer
 pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(300)]
 
 CONVERSATIONS = 1_000
-SMALL_CROWD = {"mongo": 100}
-"""Conversations where the server of the tests answers only some hundred commands in a second."""
+SMALL_CROWD = {"dynamodb": 100, "mongo": 100}
+"""Conversations where the server of the tests answers only some hundred requests in a second."""
 ARRIVAL_SECONDS = 5.0
 SLOW = 'SCENARIO:slow {"chunks": 5, "delayMs": 1600}'
 SLOW_TEXT = "w0 w1 w2 w3 w4 "

@@ -18,7 +18,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 
 from moto.core.request import Request
-from moto.dynamodb.models.dynamo_type import Item, LimitedSizeDict
+from moto.dynamodb.models.dynamo_type import DynamoType, Item, LimitedSizeDict
 from moto.dynamodb.models.table import Table
 from moto.dynamodb.responses import DynamoHandler
 
@@ -65,6 +65,8 @@ class Service:
         if size > _TRANSACTION_BYTES:
             return _refusal("Collection size in bytes exceeded maximum allowed 4194304")
         token = request.pop("ClientRequestToken", None)
+        parts = [part for item in request["TransactItems"] for part in item.values()]
+        _touched[:] = [part.get("Item") or part["Key"] for part in parts]
         same = json.dumps(request, sort_keys=True)
         known = self._tokens.get(token)
         if known is not None and time.monotonic() - known.at < _TOKEN_SECONDS:
@@ -108,13 +110,21 @@ def _size(item: dict[str, Any]) -> int:
     return size
 
 
+_touched: list[dict[str, Any]] = []
+"""Keys of the rows in the transaction that is under way."""
+
+
 def _snapshot(table: Any, memo: dict[int, Any]) -> Any:
-    """What moto keeps of a table to undo a transaction: not every row copied, since a row is
+    """What moto keeps of a table to undo a transaction: the partitions that it touches. A row is
     replaced, not changed, by all that is in our transactions."""
     copy: Any = object.__new__(table.__class__)
     copy.__dict__.update(table.__dict__)
     rows = table.items
-    copy.items = type(rows)(rows.default_factory, {key: dict(part) for key, part in rows.items()})
+    copy.items = type(rows)(rows.default_factory, rows)
+    for keys in _touched:
+        key = DynamoType(keys[table.hash_key_attr])
+        if key in rows:
+            copy.items[key] = dict(rows[key])
     memo[id(table)] = copy
     return copy
 

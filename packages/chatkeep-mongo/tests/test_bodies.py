@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chatkeep import Persistence
-from chatkeep.errors import CorruptRecord
+from chatkeep.errors import CorruptRecord, InvalidValue
 from chatkeep.records import ActivityRecord, InterruptRecord, RunPatch
+from chatkeep.rules import encode_cursor
 from chatkeep.stores import (
     ActivitiesWrite,
     InterruptAnswer,
@@ -243,3 +244,11 @@ async def test_keys_of_any_kind_survive(persistence: Persistence) -> None:
     assert run is not None
     assert run.lease is not None
     assert run.lease.token == "$token"
+
+
+@pytest.mark.parametrize("parts", [(2**63, 1), (1, 2**63), (-1, 1), (2**64 - 1, 0)])
+async def test_a_cursor_that_no_document_can_have_is_refused(
+    plain: Persistence, parts: tuple[int, int]
+) -> None:
+    with pytest.raises(InvalidValue, match="cursor"):
+        await plain.list_threads(cursor=encode_cursor(*parts))

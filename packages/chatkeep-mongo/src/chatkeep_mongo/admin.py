@@ -7,14 +7,17 @@ from dataclasses import replace
 from functools import partial
 from itertools import count
 
+from bson.datetime_ms import DatetimeMS
+
 from chatkeep.codec import decode, encode
+from chatkeep.errors import InvalidValue
 from chatkeep.records import CutRecord, ModelMessage, ThreadInfo
 from chatkeep.rules import decode_cursor, encode_cursor, new_revision
 from chatkeep.scope import Scope
 from chatkeep.stores import ThreadList
 from chatkeep_mongo.bodies import Torn, check_format, drop_pieces
 from chatkeep_mongo.commit import write_head
-from chatkeep_mongo.driver import Driver
+from chatkeep_mongo.driver import Driver, milliseconds
 from chatkeep_mongo.found import Found, at_rest, find_head, load_drafts
 from chatkeep_mongo.head import Head, new_stamp
 from chatkeep_mongo.layout import (
@@ -141,6 +144,9 @@ async def _write(db: Driver, head: Head, after: Head, redo: Document, change: Do
 
 # ------------------------------------------------------------------------------ threads
 
+_TOO_LATE = 2**63
+"""No number in a document reaches this."""
+
 _TO_DELETE = {"t": 1, "stamp": 1, "version": 1, "gone": 1, "format": 1}
 
 
@@ -190,9 +196,12 @@ async def list_threads(
         query["child"] = False
     if cursor is not None:
         updated_at, born = decode_cursor(cursor, int, int)
+        if not (0 <= updated_at < _TOO_LATE and 0 <= born < _TOO_LATE):
+            raise InvalidValue("cursor", "is not a cursor of this list")
+        moment = DatetimeMS(updated_at)
         query["$or"] = [
-            {"updated_at": {"$lt": updated_at}},
-            {"updated_at": updated_at, "born": {"$lt": born}},
+            {"updated_at": {"$lt": moment}},
+            {"updated_at": moment, "born": {"$lt": born}},
         ]
     fields = {"thread_id": 1, "created_at": 1, "updated_at": 1, "born": 1, "count": 1}
     order = [("updated_at", -1), ("born", -1)]
@@ -204,18 +213,20 @@ async def list_threads(
             ThreadInfo(
                 thread_id=row["thread_id"],
                 created_at=row["created_at"],
-                updated_at=row["updated_at"],
+                updated_at=milliseconds(row["updated_at"]),
                 message_count=row["count"],
             )
             for row in page
         ],
-        cursor=encode_cursor(page[-1]["updated_at"], page[-1]["born"]) if more else None,
+        cursor=encode_cursor(milliseconds(page[-1]["updated_at"]), page[-1]["born"])
+        if more
+        else None,
     )
 
 
 async def list_idle(db: Driver, idle_ms: int, limit: int) -> list[tuple[Scope, str]]:
     """Threads of every scope that nobody has written for so long, the longest first."""
-    before = await db.clock() - idle_ms
+    before = DatetimeMS(await db.clock() - idle_ms)
     return await _threads(db, {"updated_at": {"$lte": before}, "child": False}, "updated_at", limit)
 
 

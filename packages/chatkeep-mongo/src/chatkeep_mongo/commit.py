@@ -16,6 +16,8 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 
+from bson.datetime_ms import DatetimeMS
+
 from chatkeep.errors import ChatkeepError
 from chatkeep.records import UNSET, RunPatch, RunRecord
 from chatkeep.stores import RunStart, TurnReceipt
@@ -166,7 +168,7 @@ async def _attempt(
     if staged:
         await db.insert_missing(PIECES, staged)
     line = commit_line(encoded.mark, plan.receipt)
-    change: Document = {"updated_at": plan.now}
+    change: Document = {}
     if not head.exists:
         change |= new_head_document(head, encoded.scope, commit.thread_id, plan.now)
     if plan.rewritten.oldest_changed:
@@ -196,14 +198,19 @@ async def write_head(
         after: the head to write, with a new stamp.
         redo: what is left to be done.
         change: more fields to set; ``oldest_cut`` None removes it.
-        line: the commit to remember.
+        line: the commit to remember; it makes the thread the one written last.
     """
     fields: Document = {**change, "redo": redo}
     removed = [name for name in ("oldest_cut",) if name in fields and fields[name] is None]
     for name in removed:
         del fields[name]
     if not before.stamp:
-        document = {**after.changes(), **fields, "commits": [] if line is None else [line]}
+        document = {
+            **after.changes(),
+            **fields,
+            "commits": [] if line is None else [line],
+            "updated_at": DatetimeMS(fields["created_at"]),
+        }
         return await db.insert(THREADS, [document])
     was = before.changes()
     fields |= {name: value for name, value in after.changes().items() if value != was[name]}
@@ -213,6 +220,7 @@ async def write_head(
     if line is not None:
         # The same commit may have been sent before: known by its mark, under the same guard.
         same["commits.mark"] = {"$ne": line["mark"]}
+        update["$currentDate"] = {"updated_at": True}
         update["$push"] = {"commits": {"$each": [line], "$position": 0, "$slice": REMEMBERED}}
     if removed:
         update["$unset"] = dict.fromkeys(removed, "")

@@ -20,7 +20,7 @@ from pymongo.write_concern import WriteConcern
 from chatkeep_mongo.errors import only_duplicates
 from chatkeep_mongo.layout import Document
 
-__all__ = ["Driver", "MotorDriver"]
+__all__ = ["Driver", "MotorDriver", "milliseconds"]
 
 _DURABLE: Final = WriteConcern("majority", j=True)
 _QUICK: Final = WriteConcern(1)
@@ -28,6 +28,11 @@ _LOCAL: Final = ReadConcern("local")
 _MAJORITY: Final = ReadConcern("majority")
 _MOST: Final = 2**31 - 1
 """Greatest size of a batch."""
+
+
+def milliseconds(moment: dt.datetime) -> int:
+    """Epoch milliseconds of a date as documents hold it, which is UTC without saying so."""
+    return round(moment.replace(tzinfo=dt.UTC).timestamp() * 1000)
 
 
 class Driver:
@@ -87,8 +92,7 @@ class Driver:
     async def clock(self) -> int:
         """The server's clock, epoch milliseconds."""
         told = await self._database.command("hello")
-        moment = cast("dt.datetime", told["localTime"])
-        return round(moment.replace(tzinfo=dt.UTC).timestamp() * 1000)
+        return milliseconds(told["localTime"])
 
     # -- writes ---------------------------------------------------------------------
 

@@ -73,6 +73,9 @@ class Hints:
         else:
             needs_run = isinstance(commit.run, RunPatch) or commit.lease_token or commit.claims
             usable = not commit.lease_expired and (own is not None or not needs_run)
-        if not usable:
+        splice = commit.splice
+        cuts = splice is not None and splice.keep_through < hint.head.newest
+        if not usable or cuts or commit.restore is not None or commit.answers or commit.claims:
+            # What goes on record with its time, or is judged by it, is timed by the database.
             return None
         return Found(now=hint.now + int(age * 1000), head=hint.head, known=own)

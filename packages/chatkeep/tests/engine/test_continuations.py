@@ -2,33 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
-from typing import Any
-
 import pytest
-from ag_ui.core import (
-    RunFinishedEvent,
-    TextMessageContentEvent,
-    TextMessageEndEvent,
-    TextMessageStartEvent,
-    ToolCallArgsEvent,
-    ToolCallEndEvent,
-    ToolCallStartEvent,
-)
 from pydantic import BaseModel
 
 from chatkeep.engine import (
-    AbortSignal,
-    ChatConfig,
-    ChatContext,
-    ChatMiddleware,
-    Event,
-    InterruptBoundary,
-    ResumePolicy,
     ToolContext,
-    ToolOutcome,
-    chat,
     client_tool,
     define_tool,
     tool,
@@ -38,10 +16,6 @@ from chatkeep.engine.interrupts import (
     CONTINUATION_KEY,
     Decision,
     GenericAnswer,
-    InterruptRequest,
-    Resolutions,
-    ResumeState,
-    define_interrupt,
     resume_answer,
     resume_approve,
     resume_cancel,
@@ -49,116 +23,20 @@ from chatkeep.engine.interrupts import (
     resume_error,
     resume_output,
 )
-from chatkeep.messages import wire_to_model
-from chatkeep.testkit.event_order import check_events
-from chatkeep.testkit.played import PlayedModel, TraceMiddleware, collect
+
+from .continuing import (
+    REVIEW,
+    Answers,
+    Executed,
+    Json,
+    answer,
+    asked,
+    generic,
+    run,
+    said,
+)
 
 pytestmark = pytest.mark.anyio
-
-Json = dict[str, Any]
-GO: Json = {"id": "u", "role": "user", "content": "go"}
-REVIEW = define_interrupt("review", response={"type": "object"})
-
-
-def calls(*wanted: tuple[str, str, str]) -> list[Event]:
-    """A turn that makes calls (id, tool, argument text)."""
-    events: list[Event] = []
-    for identity, name, arguments in wanted:
-        events += [
-            ToolCallStartEvent(tool_call_id=identity, tool_call_name=name),
-            ToolCallArgsEvent(tool_call_id=identity, delta=arguments),
-            ToolCallEndEvent(tool_call_id=identity),
-        ]
-    return [*events, RunFinishedEvent(thread_id="t", run_id="r", finishReason="tool_calls")]
-
-
-def answer(identity: str = "end") -> list[Event]:
-    return [
-        TextMessageStartEvent(message_id=identity),
-        TextMessageContentEvent(message_id=identity, delta="done"),
-        TextMessageEndEvent(message_id=identity),
-        RunFinishedEvent(thread_id="t", run_id="r", finishReason="stop"),
-    ]
-
-
-def asked(*wanted: tuple[str, str, str]) -> list[Json]:
-    """The rows of a thread whose last turn made calls."""
-    entries = [
-        {"id": i, "type": "function", "function": {"name": name, "arguments": arguments}}
-        for i, name, arguments in wanted
-    ]
-    return [GO, {"id": "m", "role": "assistant", "toolCalls": entries}]
-
-
-def said(call: str, content: str, **more: Any) -> Json:
-    return {"id": f"row-{call}", "role": "tool", "toolCallId": call, "content": content, **more}
-
-
-class Executed(list[Any]):
-    """Arguments of the calls that ran."""
-
-    def tool(self, name: str, **options: Any) -> Any:
-        def run(args: Any) -> Json:
-            self.append((name, args))
-            return {"did": name}
-
-        return define_tool(name=name, execute=run, **options)
-
-
-class Answers(ChatMiddleware):
-    """What a store's middleware does with a request: it says what the answers are."""
-
-    def __init__(self, **answers: Any) -> None:
-        self.state = ResumeState(interrupted_run_id="r1", **answers)
-
-    async def on_config(self, ctx: ChatContext, config: ChatConfig) -> Json | None:
-        return {"resume": [], "resume_tool_state": self.state} if ctx.phase == "init" else None
-
-
-class Run:
-    def __init__(self, events: list[Event], trace: TraceMiddleware, model: PlayedModel) -> None:
-        self.events: list[Json] = [e.model_dump(mode="json", by_alias=True) for e in events]
-        self.types = [e["type"] for e in self.events]
-        self.trace = trace
-        self.model = model
-        assert trace.context is not None
-        self.rows: list[Any] = list(trace.context.messages)
-        self.last = self.events[-1]
-
-    @property
-    def ids(self) -> list[str]:
-        return [interrupt["id"] for interrupt in self.last["outcome"]["interrupts"]]
-
-    @property
-    def results(self) -> list[tuple[str, str]]:
-        """Call ids and contents, as published."""
-        found = [e for e in self.events if e["type"] == "TOOL_CALL_RESULT"]
-        return [(e["toolCallId"], e["content"]) for e in found]
-
-    def row(self, call: str) -> Json:
-        (row,) = [r for r in self.rows if r.get("toolCallId") == call]
-        return dict(row)
-
-
-async def run(
-    rows: Sequence[Json],
-    *turns: list[Event],
-    middleware: Sequence[ChatMiddleware] = (),
-    **options: Any,
-) -> Run:
-    trace, model = TraceMiddleware(), PlayedModel(*turns)
-    stream = chat(
-        adapter=model,
-        thread_id="t",
-        run_id="r2",
-        messages=rows,
-        middleware=[*middleware, trace],
-        **{"parent_run_id": "r1", **options},
-    )
-    events = await collect(stream)
-    known = [call["id"] for row in rows for call in row.get("toolCalls", ())]
-    check_events(events, known_calls=known)
-    return Run(events, trace, model)
 
 
 # ------------------------------------------------------------------------ what answers do
@@ -497,6 +375,22 @@ async def test_a_question_before_the_model_call_has_no_open_calls(
     assert bool(executed) == runs
 
 
+async def test_calls_that_the_provider_executes_are_not_open() -> None:
+    executed = Executed()
+    rows = asked(("c", "look", "{}"))
+    rows[1]["toolCalls"][0]["metadata"] = {"providerExecuted": True}
+    rows[1]["metadata"] = {"tanstack": {"toolCallMetadata": {"c": {"providerExecuted": True}}}}
+    done = await run(
+        rows,
+        answer(),
+        tools=[executed.tool("look")],
+        interrupts=[REVIEW],
+        middleware=[Answers(generic=(generic(),))],
+    )
+    assert executed == []
+    assert "onInterruptBoundary:beforeTools" not in done.trace.lines
+
+
 async def test_open_calls_are_never_executed_without_an_answer() -> None:
     executed = Executed()
     done = await run(
@@ -570,276 +464,3 @@ async def test_a_batch_of_one_generic_question_needs_no_answer_for_calls() -> No
     )
     assert again.ids == ["approval_c"]
     assert executed == []
-
-
-# -------------------------------------------------------------------------------- policies
-
-
-def generic(**more: Any) -> GenericAnswer:
-    return GenericAnswer(
-        definition_id="review",
-        key="k",
-        interrupt_id="i",
-        batch_index=0,
-        status="resolved",
-        response={"ok": True},
-        **more,
-    )
-
-
-class Says(ChatMiddleware):
-    def __init__(self, word: Any) -> None:
-        self.word = word
-        self.given: Resolutions | None = None
-
-    async def on_interrupt_resolution(
-        self, ctx: ChatContext, resolutions: Resolutions
-    ) -> ResumePolicy | None:
-        self.given = resolutions
-        answer: ResumePolicy | None = self.word
-        return answer
-
-
-@pytest.mark.parametrize(
-    ("words", "outcome"),
-    [
-        ([None, None], "executed"),
-        (["continue", None], "executed"),
-        (["continue", "cancel"], "cancelled"),
-        (["cancel", "continue"], "cancelled"),
-        (["stop", "cancel"], "open"),
-        (["cancel", "stop"], "open"),
-    ],
-)
-async def test_the_strongest_word_about_generic_answers_wins(
-    words: list[Any], outcome: str
-) -> None:
-    executed = Executed()
-    done = await run(
-        asked(("c", "look", "{}"), ("d", "send", "{}")),
-        *([] if outcome == "open" else [answer()]),
-        tools=[executed.tool("look"), executed.tool("send", needs_approval=True)],
-        interrupts=[REVIEW],
-        middleware=[
-            Answers(generic=(generic(),), approvals={"d": Decision(approved=True)}),
-            *[Says(word) for word in words],
-        ],
-    )
-    assert bool(executed) == (outcome == "executed")
-    if outcome == "cancelled":
-        cancelled = '{"error":"Tool execution cancelled"}'
-        assert done.results == [("c", cancelled), ("d", cancelled)]
-    if outcome == "open":
-        assert done.results == []
-        assert done.types == ["RUN_STARTED", "MESSAGES_SNAPSHOT", "RUN_FINISHED"]
-        assert done.last["metadata"]["tanstack"]["finishReason"] == "stop"
-        assert done.trace.finish is not None
-
-
-async def test_answers_are_given_to_middleware_before_anything_starts() -> None:
-    says = Says(None)
-    done = await run(
-        [GO],
-        answer(),
-        interrupts=[REVIEW],
-        middleware=[Answers(generic=(generic(),)), says],
-    )
-    assert says.given is not None
-    assert [a.response for a in says.given.for_(REVIEW)] == [{"ok": True}]
-    lines = done.trace.lines
-    before = lines.index("onInterruptResolution:init")
-    assert lines.index("onConfig:init") < before < lines.index("onStart:init")
-
-
-async def test_without_generic_answers_nobody_is_asked_for_a_policy() -> None:
-    executed = Executed()
-    done = await run(
-        asked(("c", "send", "{}")),
-        answer(),
-        tools=[executed.tool("send", needs_approval=True)],
-        middleware=[Says("stop")],
-        resume=[resume_approve("approval_c")],
-    )
-    assert executed == [("send", {})]
-    assert "onInterruptResolution:init" not in done.trace.lines
-
-
-async def test_a_policy_that_is_none_fails_the_run() -> None:
-    failed = await run(
-        [GO],
-        interrupts=[REVIEW],
-        middleware=[Answers(generic=(generic(),)), Says("halt")],
-    )
-    assert failed.last["type"] == "RUN_ERROR"
-    assert "halt" in failed.last["message"]
-
-
-# -------------------------------------------------------------------------- pausing again
-
-
-class Asks(ChatMiddleware):
-    def __init__(self, at: InterruptBoundary) -> None:
-        self.at = at
-
-    async def on_interrupt_boundary(
-        self, ctx: ChatContext, boundary: InterruptBoundary
-    ) -> Sequence[InterruptRequest] | None:
-        if boundary != self.at:
-            return None
-        return [REVIEW.request(key="again", reason="review", message="?")]
-
-
-async def test_a_question_before_open_calls_keeps_results_and_asks_approvals_again() -> None:
-    """Answers count at the next pause, so what is not done by then has to be answered anew; what
-    a browser returned is not asked for twice."""
-    executed = Executed()
-    again = await run(
-        asked(("a", "cli", "{}"), ("b", "send", "{}"), ("c", "look", "{}"), ("d", "send", "{}")),
-        tools=[
-            client_tool("cli"),
-            executed.tool("send", needs_approval=True),
-            executed.tool("look"),
-        ],
-        interrupts=[REVIEW],
-        middleware=[
-            Answers(
-                client_results={"a": 7},
-                approvals={"b": Decision(approved=True), "d": Decision(approved=False)},
-            ),
-            Asks("beforeTools"),
-        ],
-    )
-    assert executed == []
-    assert [call for call, _ in again.results] == ["a", "d"]
-    assert again.ids[0] == "approval_b"
-    assert len(again.ids) == 2
-    shown = [e for e in again.events if e["type"] == "MESSAGES_SNAPSHOT"][-1]["messages"]
-    assert [row.get("toolCallId") for row in shown if row["role"] == "tool"] == ["a", "d"]
-
-
-async def test_a_continuation_passes_the_boundary_before_tools_and_none_behind_them() -> None:
-    executed = Executed()
-    done = await run(
-        asked(("c", "send", "{}")),
-        answer(),
-        tools=[executed.tool("send", needs_approval=True)],
-        resume=[resume_approve("approval_c")],
-    )
-    passed = [line for line in done.trace.lines if line.startswith("onInterruptBoundary")]
-    assert passed == [
-        "onInterruptBoundary:beforeTools",
-        "onInterruptBoundary:beforeModel",
-        "onInterruptBoundary:afterModel",
-    ]
-
-
-async def test_the_turns_of_a_continuation_are_counted_anew() -> None:
-    executed = Executed()
-    look = executed.tool("look")
-    done = await run(
-        asked(("c", "send", "{}")),
-        calls(("d", "look", "{}")),
-        tools=[executed.tool("send", needs_approval=True), look],
-        resume=[resume_approve("approval_c")],
-        loop=1,
-    )
-    assert [name for name, _ in executed] == ["send", "look"]
-    assert done.last["metadata"]["tanstack"]["finishReason"] == "length"
-
-
-# ------------------------------------------------------------------------- aborts, failures
-
-
-async def test_an_abort_in_a_continuation_keeps_results_and_leaves_the_rest_open() -> None:
-    """Its questions wait again, so a call that did not finish is no failed one."""
-    executed, signal, quick_done = Executed(), AbortSignal(), asyncio.Event()
-
-    async def slow(_: Any) -> None:
-        await quick_done.wait()
-        signal.abort("no")
-        await asyncio.sleep(60)
-
-    class Watches(ChatMiddleware):
-        async def on_after_tool_call(self, ctx: ChatContext, outcome: ToolOutcome) -> None:
-            quick_done.set()
-
-    stopped = await run(
-        asked(("a", "send", "{}"), ("b", "slow", "{}"), ("c", "look", "{}")),
-        tools=[
-            executed.tool("send", needs_approval=True),
-            define_tool(name="slow", execute=slow, needs_approval=True),
-            executed.tool("look", needs_approval=True),
-        ],
-        resume=[
-            resume_approve("approval_a"),
-            resume_approve("approval_b"),
-            resume_cancel("approval_c"),
-        ],
-        middleware=[Watches()],
-        abort=signal,
-    )
-    assert stopped.last["outcome"] == {"type": "cancelled"}
-    assert [call for call, _ in stopped.results] == ["a", "c"]
-    assert {row.get("toolCallId") for row in stopped.rows if row["role"] == "tool"} == {"a", "c"}
-    assert stopped.trace.abort is not None
-
-
-@pytest.mark.parametrize("hook", ["on_interrupt_resolution", "on_start"])
-async def test_an_abort_before_the_answers_are_acted_on_executes_nothing(hook: str) -> None:
-    executed, signal = Executed(), AbortSignal()
-
-    async def stop(*_: Any) -> None:
-        signal.abort("no")
-
-    stops = ChatMiddleware()
-    setattr(stops, hook, stop)
-    stopped = await run(
-        asked(("c", "send", "{}")),
-        tools=[executed.tool("send", needs_approval=True)],
-        interrupts=[REVIEW],
-        middleware=[
-            Answers(generic=(generic(),), approvals={"c": Decision(approved=True)}),
-            stops,
-        ],
-        abort=signal,
-    )
-    assert executed == []
-    assert stopped.types == ["RUN_STARTED", "RUN_FINISHED"]
-    assert stopped.last["outcome"] == {"type": "cancelled"}
-
-
-async def test_a_hook_that_fails_in_a_continuation_shows_what_was_done() -> None:
-    class Fails(ChatMiddleware):
-        async def on_after_tool_call(self, ctx: ChatContext, outcome: ToolOutcome) -> None:
-            raise RuntimeError("observer")
-
-    executed = Executed()
-    failed = await run(
-        asked(("c", "send", "{}")),
-        tools=[executed.tool("send", needs_approval=True)],
-        middleware=[Fails()],
-        resume=[resume_approve("approval_c")],
-    )
-    assert executed == [("send", {})]
-    assert [call for call, _ in failed.results] == ["c"]
-    assert failed.last["type"] == "RUN_ERROR"
-
-
-async def test_the_rows_that_a_pause_showed_are_the_ones_that_a_continuation_starts_from() -> None:
-    """A browser may post them back as they came."""
-    executed = Executed()
-    send = executed.tool("send", needs_approval=True)
-    look = executed.tool("look")
-    first = await run(
-        [GO],
-        calls(("a", "look", "{}")),
-        calls(("c", "send", "{}")),
-        tools=[send, look],
-        parent_run_id=None,
-    )
-    (shown,) = [e["messages"] for e in first.events if e["type"] == "MESSAGES_SNAPSHOT"]
-    posted = [dict(row) for row in wire_to_model(shown).messages]
-    assert [row.get("id") for row in posted] == [row["id"] for row in first.rows]
-    second = await run(shown, answer(), tools=[send, look], resume=[resume_approve("approval_c")])
-    assert second.events[1]["messages"] == shown
-    assert [row["id"] for row in second.rows[:-2]] == [row["id"] for row in first.rows]

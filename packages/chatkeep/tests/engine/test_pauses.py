@@ -441,6 +441,8 @@ async def test_an_abort_while_a_pause_is_being_kept_comes_too_late() -> None:
     paused = await run(NEEDY, tools=[send], middleware=[Keeps()], abort=signal)
     assert paused.ids == ["approval_c"]
     assert paused.trace.abort is None
+    assert paused.trace.context is not None
+    assert not paused.trace.context.signal.aborted
 
 
 async def test_a_reader_that_leaves_while_a_pause_is_being_kept_leaves_it_whole() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from ag_ui.core import RunErrorEvent, RunFinishedEvent
 
+from chatkeep.engine import ChatMiddleware
 from chatkeep.engine.interrupts import (
     BINDING_KEY,
     PAYLOAD_KEY,
@@ -24,6 +25,7 @@ from chatkeep.engine.interrupts import (
     resume_error,
     resume_output,
 )
+from chatkeep.errors import InterruptResumeError
 from chatkeep.memory import memory_persistence
 from chatkeep.records import InterruptRecord
 from chatkeep.stores import InterruptAnswer
@@ -621,3 +623,25 @@ async def test_entries_without_an_id_are_refused(lab: Any, entries: Any) -> None
     end = await lab.resume(*entries, run_id="refused")
     assert isinstance(end, RunErrorEvent)
     assert await lab.everything() == before
+
+
+async def test_the_refusal_of_half_a_character_can_be_encoded(lab: Any) -> None:
+    """A cut emoji in an id comes back as U+FFFD, in the list as in the message."""
+    await lab.pause(PAY)
+    end = await lab.resume(resume_cancel("approval_\ud83d"), run_id="refused")
+    assert isinstance(end, RunErrorEvent)
+    assert end.code == "unknown-interrupt"
+    assert "approval_\ufffd" in end.model_dump_json()
+
+
+async def test_errors_of_a_middleware_that_are_no_json_end_the_run_all_the_same(lab: Any) -> None:
+    class Refuses(ChatMiddleware):
+        name = "refuses"
+
+        async def on_config(self, ctx: Any, config: Any) -> None:
+            raise InterruptResumeError([{"code": "stale", "message": "no", "at": float("nan")}])
+
+    end = await lab.pause(PAY, middleware=[lab.middleware(), Refuses()])
+    assert isinstance(end, RunErrorEvent)
+    assert (end.code, end.message) == ("stale", "no")
+    assert end.model_dump_json()

@@ -7,10 +7,12 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
+from chatkeep.codec import normalize
 from chatkeep.engine.text import whole_text
 from chatkeep.errors import (
     ChatkeepError,
     InterruptResumeError,
+    InvalidValue,
     ProviderError,
     StoreError,
     StructuredOutputError,
@@ -49,8 +51,7 @@ def failure_of(error: BaseException) -> Failure:
         return Failure(message="request aborted", code="aborted")
     message = error_text(error)
     if isinstance(error, InterruptResumeError):
-        details = {"interruptErrors": list(error.errors)}
-        return Failure(message=message, code=error.first_code, details=details)
+        return Failure(message=message, code=whole_text(error.first_code), details=_items(error))
     if isinstance(error, ProviderError):
         code = error.provider_code and whole_text(error.provider_code)
         return Failure(message=message, code=code, raw_event=error.raw_event)
@@ -90,6 +91,13 @@ def error_text(error: BaseException) -> str:
     except Exception:  # noqa: BLE001 - an error whose text raises is still the one to report
         text = ""
     return text or type(error).__name__
+
+
+def _items(error: InterruptResumeError) -> dict[str, Any]:
+    try:
+        return {"interruptErrors": normalize(list(error.errors))}
+    except InvalidValue:  # raised by a middleware, with what is no JSON: the message says it
+        return {}
 
 
 def _code(error: BaseException) -> str | None:

@@ -92,7 +92,12 @@ async def admit(
         )
         if record.interrupt_id not in cancelled:
             refusal = Refusal(work.thread_id, paused, sent)
-            item = replace(item, decision=await decided_before(work, item, tools, refusal))
+            try:
+                item = replace(item, decision=await decided_before(work, item, tools, refusal))
+            except InterruptResumeError:
+                # Left out beside answered questions: the continuation asks for the approval anew.
+                if record.interrupt_id in sent:
+                    raise
         pending.append(item)
     state = validate_resume(
         thread_id=work.thread_id,

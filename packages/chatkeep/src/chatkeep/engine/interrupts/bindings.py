@@ -11,6 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias, cast
 
+from chatkeep.engine.text import whole_text
+from chatkeep.scope import MAX_ID_BYTES, key_digest
+
 __all__ = [
     "APPROVAL_REASON",
     "BINDING_KEY",
@@ -57,14 +60,28 @@ _OWN_KINDS: Final = frozenset({"approval", "client_tool"})
 _KINDS: Final = frozenset({"tool-approval", "client-tool-execution", "generic"})
 
 
+_LONGEST: Final = MAX_ID_BYTES - 24
+"""Room for the number of a question that a run asks again under its own id."""
+
+
 def approval_id(call_id: str) -> str:
     """The id of the interrupt that asks whether a call may be executed."""
-    return f"approval_{call_id}"
+    return _of_call("approval", call_id)
 
 
 def client_tool_id(call_id: str) -> str:
     """The id of the interrupt that waits for what a browser's tool returns."""
-    return f"client_tool_{call_id}"
+    return _of_call("client_tool", call_id)
+
+
+def _of_call(kind: str, call_id: str) -> str:
+    """Ids of calls are the provider's, of any length: one that makes no id that a store takes is
+    stood for by its digest."""
+    name = f"{kind}_{call_id}"
+    raw = name.encode("utf-8", "surrogatepass")
+    if len(raw) <= _LONGEST and "\x00" not in name:
+        return name
+    return f"{kind}_{key_digest(whole_text(call_id)).hex()}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
