@@ -10,6 +10,7 @@ import pytest
 from ag_ui.core import BaseEvent
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Mount
@@ -22,7 +23,7 @@ from chatkeep.persistence import with_persistence
 from chatkeep.records import RunPatch
 from chatkeep.scope import Scope
 from chatkeep.testkit.scripted import ScriptedModel
-from chatkeep.web import ChatParams, ChatRouter, chat_router
+from chatkeep.web import CORS_OPTIONS, ChatParams, ChatRouter, chat_router
 
 from .conftest import Answer, Watched, open_request, request
 
@@ -526,3 +527,27 @@ async def test_shutdown_tells_running_runs_to_stop(persistence: Persistence) -> 
     assert streams[0].end == "finished"
     await task
     assert answer.types[-1] == "RUN_FINISHED"
+
+
+async def test_a_page_of_another_origin_may_do_what_clients_do(
+    agent: Agent, persistence: Persistence
+) -> None:
+    """Post, join, reconnect and cancel pass their preflights; another origin does not."""
+    async with chat_router(persistence, agent, allow_anonymous=True) as chats:
+        app = CORSMiddleware(chats, allow_origins=["https://page.example"], **CORS_OPTIONS)
+        for method in ("POST", "GET", "DELETE"):
+            asked = {
+                "origin": "https://page.example",
+                "access-control-request-method": method,
+                "access-control-request-headers": "content-type,last-event-id,x-run-id",
+            }
+            answer = await request(app, "OPTIONS", headers=asked)
+            assert answer.status == 200
+            assert answer.headers["access-control-allow-origin"] == "https://page.example"
+        answer = await request(app, "OPTIONS", headers={**asked, "origin": "https://evil.example"})
+        assert answer.status == 400
+        posted = await request(
+            app, "POST", json_body=body(), headers={"origin": "https://page.example"}
+        )
+        assert posted.headers["access-control-allow-origin"] == "https://page.example"
+        assert posted.types[-1] == "RUN_FINISHED"
