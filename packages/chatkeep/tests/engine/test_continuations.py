@@ -269,25 +269,6 @@ async def test_a_call_that_has_its_result_is_not_executed_again() -> None:
     assert done.row("c")["content"] == "sent"
 
 
-async def test_an_answer_is_about_the_last_call_of_its_id() -> None:
-    """Some providers use ids again, and other servers store them as they come: the earlier call
-    keeps its result, and the later one is executed with its own arguments."""
-    executed = Executed()
-    earlier = asked(("c", "send", '{"n":1}'))
-    earlier[1]["id"] = "m0"
-    later = [{**asked()[0], "id": "u2"}, asked(("c", "send", '{"n":2}'))[1]]
-    done = await run(
-        [*earlier, said("c", "sent one"), *later],
-        answer(),
-        tools=[executed.tool("send", needs_approval=True)],
-        middleware=[Answers(approvals={"c": Decision(approved=True)})],
-    )
-    assert executed == [("send", {"n": 2})]
-    rows = [m for m in done.rows if m["role"] == "tool"]
-    assert [m["toolCallId"] for m in rows] == ["c", "c"]
-    assert rows[0]["content"] == "sent one"
-
-
 @pytest.mark.parametrize("outcome", ["denied", "cancelled"])
 async def test_a_decision_that_did_not_count_can_be_taken_otherwise(outcome: str) -> None:
     """The continuation that it was taken for failed; nothing was executed by it."""
