@@ -28,13 +28,15 @@ __all__ = ["Posted", "merge_post"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Posted:
     """``messages`` is the transcript that the run starts from, ``stored`` what of it (and of
-    what it replaces) is in the store. ``apart``: others' turns stand behind it. ``kept`` are the
-    stored messages in front of a cut; None: nothing is cut. ``hide`` are the first and the last
-    number that a regenerate will replace."""
+    what it replaces) is in the store. ``apart``: others' turns stand behind it; ``behind`` are
+    those behind a turn that is continued. ``kept`` are the stored messages in front of a cut;
+    None: nothing is cut. ``hide`` are the first and the last number that a regenerate will
+    replace."""
 
     messages: list[ModelMessage]
     stored: Transcript
     apart: bool
+    behind: Sequence[ModelMessage] = ()
     kept: list[ModelMessage] | None = None
     hide: tuple[int, int] | None = None
 
@@ -119,7 +121,7 @@ async def _continuation(
         there = {id(m) for m in stored.messages}
         added = [m for m in merge.appended if id(m) not in there]
         merge = _merged(opening, stored, [*stored.messages, *added])
-    return Posted(messages=_front(merge), stored=stored, apart=bool(aside))
+    return Posted(messages=_front(merge), stored=stored, apart=bool(aside), behind=aside)
 
 
 def _unmade(posted: Sequence[ModelMessage], stored: Sequence[ModelMessage]) -> list[ModelMessage]:
