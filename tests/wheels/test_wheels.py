@@ -13,13 +13,14 @@ from pathlib import Path
 import pytest
 
 from servers import Database
+from servers.dynamodb import DynamoTable
 from servers.mongo import MongoDatabase
 from servers.redis import RedisSpace
 
 pytestmark = [pytest.mark.packaging, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("chatkeep", "chatkeep-sql", "chatkeep-redis", "chatkeep-mongo")
+PACKAGES = ("chatkeep", "chatkeep-sql", "chatkeep-redis", "chatkeep-dynamodb", "chatkeep-mongo")
 
 Run = Callable[..., str]
 
@@ -104,7 +105,7 @@ def test_the_metadata_says_what_the_packages_are(wheels: Path) -> None:
     [metadata] = [t for f, t in contents(wheels, "chatkeep").items() if f.endswith("METADATA")]
     assert "License-Expression: MIT" in metadata
     assert "Requires-Python: >=3.11" in metadata
-    for extra in ("sqlite", "postgres", "redis", "mongo", "motor", "web", "testkit"):
+    for extra in ("sqlite", "postgres", "redis", "dynamodb", "mongo", "motor", "web", "testkit"):
         assert f"Provides-Extra: {extra}" in metadata
 
 
@@ -122,6 +123,7 @@ for url, extra in (
     ("postgresql://h/d", "postgres"),
     ("redis://h", "redis"),
     ("rediss+cluster://h", "redis"),
+    ("dynamodb://chats", "dynamodb"),
     ("mongodb://h", "mongo"),
     ("mongodb+srv://h", "mongo"),
 ):
@@ -223,6 +225,13 @@ def test_the_redis_extra_is_all_that_a_server_and_a_cluster_need(
     programs = installed("chatkeep[redis]")
     for space in (redis_space, redis_cluster_space):
         assert "Hello" in run(programs / "python", "-c", HELLO, space.url(), cwd=tmp_path)
+
+
+def test_the_dynamodb_extra_is_all_that_a_server_needs(
+    installed: Callable[..., Path], tmp_path: Path, dynamodb_table: DynamoTable
+) -> None:
+    programs = installed("chatkeep[dynamodb]")
+    assert "Hello" in run(programs / "python", "-c", HELLO, dynamodb_table.url(), cwd=tmp_path)
 
 
 def test_the_mongo_extra_is_all_that_a_server_needs(

@@ -359,3 +359,41 @@ async def test_a_read_among_writers_is_of_one_moment(plain: Persistence, tools: 
 
     _, *seen = await asyncio.gather(write(), read(), read())
     assert all(seen)
+
+
+async def test_a_stale_hint_misleads_nobody(plain: Persistence, opened: Any, tools: Any) -> None:
+    """Two processes take turns on one thread; each remembers the head as it last saw it. Who is at
+    the newest revision succeeds, who is not is refused for what is stored, and what was sent
+    before, by either, is recognised."""
+    async with opened("pymongo") as other:
+        one, two = tools.backend(plain), tools.backend(other)
+        first = tools.said("t", "m0", expected="")
+        known = await one.commit_turn(first)
+        for number in range(1, 7):
+            here, there = (one, two) if number % 2 else (two, one)
+            stale = known.revision
+            sent = tools.said("t", f"m{number}", keep=9, expected=stale)
+            known = await there.commit_turn(sent)
+            assert not known.replayed
+            with pytest.raises(ThreadConflict) as caught:
+                await here.commit_turn(tools.said("t", "no", keep=9, expected=stale))
+            assert caught.value.actual == known.revision
+            assert (await here.commit_turn(sent)).replayed
+        run = RunStart(run_id="r", started_at=1, lease_token="k", lease_ms=-1)
+        await one.commit_turn(TurnCommit(commit_id="s", thread_id="t", run_id="r", run=run))
+        taken = RunStart(run_id="r", started_at=1, lease_token="other")
+        await two.commit_turn(TurnCommit(commit_id="o", thread_id="t", run_id="r", run=taken))
+        late = TurnCommit(
+            commit_id="l", thread_id="t", run_id="r", lease_token="k",
+            run=RunPatch(status="completed"),
+            splice=Splice(keep_through=99, tail=[{"id": "late", "role": "assistant"}]),
+        )  # fmt: skip
+        with pytest.raises(RunConflict, match="lease was lost"):
+            await one.commit_turn(late)
+        assert await two.delete_thread("t")
+        again = await one.commit_turn(tools.said("t", "new", keep=9))
+        assert again.numbers == [1]
+        view = await two.read_view("t", ViewQuery(runs="all"))
+        assert ([m["id"] for m in view.messages], view.runs) == (["new"], [])
+        rows = await one._db.find("chatkeep_entries", {})
+        assert [row["id"] for row in rows] == ["new"]

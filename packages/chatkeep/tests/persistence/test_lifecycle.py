@@ -276,6 +276,25 @@ async def test_other_middleware_reads_the_stores_and_answers_of_the_run(lab: Any
     assert await lab.persistence.stores.metadata.get("notes", "t1") == "r2"
 
 
+async def test_slow_work_of_a_middleware_behind_persistence_finds_the_question_stored(
+    lab: Any, kit: Any
+) -> None:
+    """A reload shows the question while, say, a sandbox is made; an empty post loses nothing."""
+    seen: list[list[str]] = []
+
+    class Slow(ChatMiddleware):
+        name = "slow"
+
+        async def on_start(self, ctx: ChatContext) -> None:
+            body = await hydrate_thread(lab.persistence, ctx.thread_id)
+            seen.append([m["id"] for m in body["messages"]])
+
+    for posted in ([kit.user("u1")], []):
+        await lab.turn(*posted, middleware=[lab.middleware(), Slow()])
+    answer = (await lab.ids())[1]
+    assert seen == [["u1"], ["u1", answer]]
+
+
 async def test_a_middleware_that_asks_before_persistence_is_told_what_to_change(
     lab: Any, kit: Any
 ) -> None:

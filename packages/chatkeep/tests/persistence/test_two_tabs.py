@@ -113,6 +113,40 @@ async def test_the_claim_decides_also_between_reads_of_the_same_moment(lab: Any)
     assert lab.bank.paid == [1]
 
 
+async def test_the_snapshots_of_a_continuation_show_what_others_stored_behind_its_turn(
+    lab: Any, kit: Any
+) -> None:
+    """A browser shows nothing but the snapshot then; what it did not show, its next post would
+    cut."""
+    asking, other = kit.Calls([PAY], waits=True), kit.Paced(after=("B",))
+    first = lab.start(kit.user("u1"), adapter=asking, run_id="r1")
+    await asking.began.wait()
+    second = lab.start(kit.user("uB"), adapter=other, run_id="rB")
+    await other.began.wait()
+    for model, tab in ((asking, first), (other, second)):
+        model.go.set()
+        await tab
+    before = await lab.ids()
+    again = [PAY, [("c2", "pay", {"n": 2})]]
+    events = await lab.turn(resume=[YES], parent_run_id="r1", adapter=kit.Calls(again))
+    began, paused = [
+        [m.id for m in event.messages] for event in events if event.type == "MESSAGES_SNAPSHOT"
+    ]
+    assert began == before
+    assert paused == await lab.ids()
+    events = await lab.turn(
+        resume=[resume_approve("approval_c2")], parent_run_id="r3", adapter=kit.Calls(again)
+    )
+    (shown,) = [event.messages for event in events if event.type == "MESSAGES_SNAPSHOT"]
+    answer = next(e.message_id for e in events if e.type == "TEXT_MESSAGE_START")
+    page = [m.model_dump(by_alias=True, exclude_none=True) for m in shown]
+    page.append({"id": answer, "role": "assistant", "content": "said"})
+    await lab.turn(*page, kit.user("u3"), adapter=kit.Calls([]))
+    ids = await lab.ids()
+    assert {*before, answer, "u3"} <= {*ids}
+    assert await lab.persistence.stores.messages.list_cuts("t1") == []
+
+
 async def test_two_continuations_under_the_paused_runs_own_id(lab: Any) -> None:
     await lab.pause(PAY)
     ends = await asyncio.gather(

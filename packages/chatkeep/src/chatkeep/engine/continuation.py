@@ -62,9 +62,14 @@ def answers_of(
         posted = _named(found)
     state = config.resume_tool_state
     if state is not None:
-        named = _named(state)
-        given = posted | (named & _browser_calls(messages, configuration.tools))
-        kept = [row for row in messages if not _gives_way(row, given, named)]
+        named, holders = _named(state), _holders(messages)
+        given = posted | (named & _browser_calls(messages, holders, configuration.tools))
+        kept = [
+            row
+            for place, row in enumerate(messages)
+            if place < holders.get(row.get("toolCallId", ""), 0)  # an earlier call's result
+            or not _gives_way(row, given, named)
+        ]
         if len(kept) < len(messages):
             runtime.transcript.replace(kept)
     return state
@@ -78,13 +83,21 @@ def _gives_way(row: ModelMessage, given: set[str], named: set[str]) -> bool:
     return call in given or (call in named and decided) or is_placeholder(row.get("content"))
 
 
-def _browser_calls(messages: Sequence[ModelMessage], tools: Mapping[str, Tool]) -> set[str]:
+def _holders(messages: Sequence[ModelMessage]) -> dict[str, int]:
+    """Where the last row stands that makes a call of this id: some providers use ids again, and
+    what was asked is about the last one."""
+    return {call["id"]: place for place, row in enumerate(messages) for call in calls_of(row)}
+
+
+def _browser_calls(
+    messages: Sequence[ModelMessage], holders: Mapping[str, int], tools: Mapping[str, Tool]
+) -> set[str]:
     browser = {tool.name for tool in tools.values() if tool.is_client}
     return {
         call["id"]
-        for row in messages
-        for call in calls_of(row)
-        if call["function"]["name"] in browser
+        for place in set(holders.values())
+        for call in calls_of(messages[place])
+        if holders[call["id"]] == place and call["function"]["name"] in browser
     }
 
 
@@ -112,14 +125,16 @@ def open_calls(messages: Sequence[ModelMessage], state: ResumeState) -> list[Cal
     before its model was called. Calls of other turns stay as they are: a process that died left
     them, or a client made them up.
     """
-    named = _named(state)
+    holders = _holders(messages)
     answered = {
         row.get("toolCallId")
-        for row in messages
-        if row.get("role") == "tool" and not is_placeholder(row.get("content"))
+        for place, row in enumerate(messages)
+        if row.get("role") == "tool"
+        and not is_placeholder(row.get("content"))
+        and place > holders.get(row.get("toolCallId", ""), -1)
     }
     turns = [row for row in messages if row.get("role") == "assistant"]
-    paused = [row for row in turns if any(call["id"] in named for call in calls_of(row))]
+    paused = [messages[place] for place in {holders[c] for c in _named(state) if c in holders}]
     if not paused and any(answer.boundary != "beforeModel" for answer in state.generic):
         paused = _last_turn(messages)
     names = {row.get("id") for row in paused if row.get("id")}

@@ -236,7 +236,7 @@ class ChatContext:
     __slots__ = (
         "__weakref__",
         "_abort", "_capabilities", "_declared", "_emit", "_state", "_text", "activities",
-        "chunk_index", "client_state", "context", "current_message_id", "deferred",
+        "behind", "chunk_index", "client_state", "context", "current_message_id", "deferred",
         "forwarded_props", "iteration", "messages", "model", "model_options", "parent_run_id",
         "phase", "provider", "run_id", "seen", "signal", "system_prompts", "terminal_metadata",
         "thread_id", "tool_names",
@@ -276,6 +276,9 @@ class ChatContext:
         self.iteration = 0
         self.chunk_index = 0
         self.messages: list[ModelMessage] = []
+        self.behind: Sequence[ModelMessage] = ()
+        """What others stored behind the turn that this run continues: no part of its transcript,
+        but snapshots, which replace all that a browser shows, have it too."""
         self.activities: list[ActivityRecord] = []
         self.system_prompts: list[str] = []
         self.tool_names: list[str] = []

@@ -27,8 +27,8 @@ _NEEDED: Final = frozenset({"id", "role", "content", "toolCallId"})
 
 
 def thread_snapshot(context: ChatContext) -> Event:
-    """The transcript so far."""
-    return messages_snapshot(model_to_wire(context.messages))
+    """The transcript so far, and what stands behind it."""
+    return messages_snapshot(model_to_wire([*context.messages, *context.behind]))
 
 
 def messages_snapshot(rows: Sequence[dict[str, Any]]) -> MessagesSnapshotEvent:

@@ -28,13 +28,15 @@ __all__ = ["Posted", "merge_post"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Posted:
     """``messages`` is the transcript that the run starts from, ``stored`` what of it (and of
-    what it replaces) is in the store. ``apart``: others' turns stand behind it. ``kept`` are the
-    stored messages in front of a cut; None: nothing is cut. ``hide`` are the first and the last
-    number that a regenerate will replace."""
+    what it replaces) is in the store. ``apart``: others' turns stand behind it; ``behind`` are
+    those behind a turn that is continued. ``kept`` are the stored messages in front of a cut;
+    None: nothing is cut. ``hide`` are the first and the last number that a regenerate will
+    replace."""
 
     messages: list[ModelMessage]
     stored: Transcript
     apart: bool
+    behind: Sequence[ModelMessage] = ()
     kept: list[ModelMessage] | None = None
     hide: tuple[int, int] | None = None
 
@@ -102,11 +104,7 @@ async def _continuation(
         for record in opening.pending
         if record.run_id == run_id and isinstance(call := record.payload.get("toolCallId"), str)
     }
-    end = _end_of_turn(stored.messages, calls, run_id)
-    if end is None:
-        paused = await work.find_run(run_id)
-        anchor = None if paused is None else anchor_of(paused)
-        end = _behind(stored.messages, anchor)
+    end = await _end_of_turn(work, stored.messages, calls, run_id)
     aside = stored.messages[end:]
     ids = {m.get("id") for m in aside}
     elsewhere = {call["id"] for m in aside for call in m.get("toolCalls") or ()}
@@ -123,7 +121,7 @@ async def _continuation(
         there = {id(m) for m in stored.messages}
         added = [m for m in merge.appended if id(m) not in there]
         merge = _merged(opening, stored, [*stored.messages, *added])
-    return Posted(messages=_front(merge), stored=stored, apart=bool(aside))
+    return Posted(messages=_front(merge), stored=stored, apart=bool(aside), behind=aside)
 
 
 def _unmade(posted: Sequence[ModelMessage], stored: Sequence[ModelMessage]) -> list[ModelMessage]:
@@ -140,21 +138,28 @@ def _unmade(posted: Sequence[ModelMessage], stored: Sequence[ModelMessage]) -> l
     return [m for m in posted if is_known(m)]
 
 
-def _end_of_turn(rows: Sequence[ModelMessage], calls: set[str], run_id: str) -> int | None:
-    """Where the turn of the paused run ends: behind the row that holds one of its open calls,
-    or the last one that it made; None: there is none."""
-    for at in range(len(rows) - 1, -1, -1):
-        row = rows[at]
-        held = calls.intersection(call["id"] for call in row.get("toolCalls") or ())
-        if held or run_tag(row) == run_id:
-            return _turn_end(rows, at + 1)
-    return None
-
-
-def _behind(rows: Sequence[ModelMessage], anchor: str | None) -> int:
-    """Behind the message that the run was to answer; the end if that is not there."""
+async def _end_of_turn(
+    work: UnitOfWork, rows: Sequence[ModelMessage], calls: set[str], run_id: str
+) -> int:
+    """Where the turn of the paused run ends: behind the last row that it made, else behind the
+    one that holds one of its open calls. Ids of calls may be used again, also by another tab at
+    the same moment: then behind the message that the run was to answer."""
+    made = [at for at, row in enumerate(rows) if run_tag(row) == run_id]
+    holders = [
+        at
+        for at, row in enumerate(rows)
+        if calls.intersection(call["id"] for call in row.get("toolCalls") or ())
+    ]
+    if made:
+        return _turn_end(rows, made[-1] + 1)
+    if len(holders) == 1:
+        return _turn_end(rows, holders[0] + 1)
+    paused = await work.find_run(run_id)
+    anchor = None if paused is None else anchor_of(paused)
     ids = [m.get("id") for m in rows]
-    return _turn_end(rows, ids.index(anchor) + 1) if anchor in ids else len(rows)
+    if anchor in ids:
+        return _turn_end(rows, ids.index(anchor) + 1)
+    return _turn_end(rows, holders[-1] + 1) if holders else len(rows)
 
 
 def _turn_end(rows: Sequence[ModelMessage], at: int) -> int:

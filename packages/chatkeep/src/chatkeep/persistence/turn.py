@@ -147,6 +147,7 @@ class Turn:
             continues=None if resume is None else resume.run_id,
         )
         self._transcript.loaded(posted.stored, apart=posted.apart)
+        ctx.behind = posted.behind
         self._hide = posted.hide
         self._transcript.deferred_cut = posted.hide is not None
         patch: dict[str, Any] = {"messages": posted.messages}

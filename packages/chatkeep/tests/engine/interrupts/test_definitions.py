@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 import pytest
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, BeforeValidator, ValidationError
 
 from chatkeep.engine.interrupts import (
     GenericAnswer,
     InterruptDefinition,
     Resolutions,
+    check_generic,
     define_interrupt,
     definitions_by_id,
+    generic_descriptor,
+    parse_binding,
     schema_hash,
 )
 from chatkeep.errors import InvalidValue, ToolError
@@ -188,3 +191,37 @@ def test_resolutions_are_found_by_definition_in_the_type_it_was_made_with() -> N
 def test_an_answer_that_does_not_fit_cannot_be_parsed() -> None:
     with pytest.raises(ValidationError):
         define_interrupt("review", response=Review).parse({"approved": "perhaps"})
+
+
+def _once(value: object) -> int:
+    """Takes text and makes a number of it; would not take the number again."""
+    if not isinstance(value, str):
+        raise ValueError("must be text")
+    return int(value)
+
+
+Number: TypeAlias = Annotated[int, BeforeValidator(_once)]
+
+
+def test_a_payload_is_parsed_once_and_shown_as_what_its_type_made_of_it() -> None:
+    """A type that transforms is not applied to its own result: neither when the question is
+    answered, nor when a browser repeats it."""
+    definition = define_interrupt("count", payload=Number)
+    asked = ask(definition, payload="5")
+    assert asked.payload == 5
+    with pytest.raises(InvalidValue, match="must be text"):
+        ask(definition, payload=5)
+    again = definition.repeat(key="k", reason="r", message="m", payload=5, expires_at=None)
+    assert (again.payload, again.definition) == (5, definition)
+    descriptor = generic_descriptor(asked, 0, "i1", "r1")
+    binding = parse_binding(descriptor)
+    assert binding is not None
+    assert check_generic(binding, descriptor, {"count": definition}) is None
+    drifted = {"count": define_interrupt("count", payload=str)}
+    assert "have changed" in str(check_generic(binding, descriptor, drifted))
+
+
+def test_what_is_repeated_must_fit_the_schema_all_the_same() -> None:
+    definition = define_interrupt("count", payload=Number)
+    with pytest.raises(InvalidValue, match=r"\$\.payload"):
+        definition.repeat(key="k", reason="r", message="m", payload="5", expires_at=None)

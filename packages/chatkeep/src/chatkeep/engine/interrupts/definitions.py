@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, TypeAlias, cast
 
 import pydantic
@@ -67,6 +67,7 @@ class InterruptDefinition:
 
         ``key`` tells questions of one definition apart. ``reason`` is a word for programs,
         ``message`` a sentence for people. ``payload`` is what is shown; UNSET: nothing.
+        A definition made with a type shows, and keeps, what the type makes of it.
         ``expires_at`` (a datetime with a time zone, epoch milliseconds, or ISO 8601 text): no
         answer but a cancellation is taken from then on.
 
@@ -83,11 +84,33 @@ class InterruptDefinition:
             key=cast("str", normalize(key)),
             reason=cast("str", normalize(reason)),
             message=cast("str", normalize(message)),
-            payload=self._checked_payload(payload),
+            payload=self._shown(self._parsed(payload)),
             expires_at=None if expires_at is None else _iso(expires_at),
         )
 
-    def _checked_payload(self, payload: Any) -> Any:
+    def repeat(
+        self, *, key: str, reason: str, message: str, payload: Any, expires_at: str | None
+    ) -> InterruptRequest:
+        """The question as it was asked: ``payload`` is what was shown, so the type that it was
+        given in has been applied, and is not applied again.
+
+        Raises:
+            InvalidValue: as :meth:`request`.
+        """
+        asked = InterruptDefinition(
+            self.id, payload_schema=self.payload_schema, _payload=self._payload
+        ).request(key=key, reason=reason, message=message, payload=payload, expires_at=expires_at)
+        return replace(asked, definition=self)
+
+    def _parsed(self, payload: Any) -> Any:
+        if payload is UNSET or self._payload_type is None:
+            return payload
+        try:
+            return self._payload_type.validate_python(payload)
+        except pydantic.ValidationError as error:
+            raise InvalidValue("$.payload", pydantic_issue(error)) from error
+
+    def _shown(self, payload: Any) -> Any:
         if payload is UNSET:
             if self.payload_schema is not None:
                 raise InvalidValue("$.payload", f"interrupt {self.id} is shown with a payload")
@@ -99,8 +122,10 @@ class InterruptDefinition:
         return plain
 
     def payload_problem(self, payload: Any) -> Problem | None:
-        """What is wrong with what is shown; None when it fits."""
-        return _problem(self._payload, self._payload_type, payload)
+        """What is wrong with what is shown, held against its schema; None when it fits. The rules
+        of a type count once, when the question is asked: they may depend on the moment, or take
+        another form than they make."""
+        return _problem(self._payload, None, payload)
 
     def response_problem(self, response: Any) -> Problem | None:
         """What is wrong with an answer, and where; None when it fits."""

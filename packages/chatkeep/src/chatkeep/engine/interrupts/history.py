@@ -236,7 +236,7 @@ def _question(
     expires_at = repeated.get("expiresAt")
     if expires_at is not None and not isinstance(expires_at, str):
         raise InvalidValue("$.expiresAt", "is no text")
-    request = definition.request(
+    request = definition.repeat(
         key=cast("str", repeated.get("key")),
         reason=cast("str", repeated.get("reason")),
         message=cast("str", repeated.get("message")),
