@@ -100,6 +100,44 @@ async def test_requests_that_a_new_process_is_sent_again_ask_and_execute_nothing
 
 
 @pytest.mark.parametrize("kind", DURABLE)
+async def test_a_server_that_stops_while_runs_pause_loses_none_and_logs_no_failure(
+    make_server: MakeServer, http: httpx.AsyncClient, kind: str
+) -> None:
+    """SIGTERM under load: whoever saw a question finds it on the next process, whoever came too
+    late was told 503, or not let in, and nothing of it is there."""
+    server = make_server(kind).start()
+
+    async def ask(number: int) -> Exchange | None:
+        await asyncio.sleep(0.01 * number)
+        try:
+            return await Tab(http, server.url, f"t{number}").send("SCENARIO:approval")
+        except httpx.TransportError:
+            return None
+
+    asking = [asyncio.ensure_future(ask(number)) for number in range(20)]
+    await asking[2]
+    assert await asyncio.to_thread(server.stop) == 0
+    answers = await asyncio.gather(*asking)
+    server.start()
+    for number, answer in enumerate(answers):
+        tab = Tab(http, server.url, f"t{number}")
+        page = await tab.load()
+        assert page["activeRun"] is None
+        if answer is not None and answer.status == 503:
+            assert json.loads(answer.refusal)["code"] == "store-closed"
+            assert page["messages"] == []
+        if answer is not None and answer.outcome == "interrupt":
+            assert page["interrupts"]["runId"] == answer.run_id
+        if page["interrupts"]:
+            tab.approve()
+            assert (await tab.resume()).outcome == "success"
+            assert len(server.executed(tab.thread_id)) == 1
+    log = server.errors()
+    assert "ERROR" not in log, log
+    assert "Traceback" not in log, log
+
+
+@pytest.mark.parametrize("kind", DURABLE)
 async def test_a_second_step_survives_too(
     make_server: MakeServer, http: httpx.AsyncClient, kind: str
 ) -> None:
