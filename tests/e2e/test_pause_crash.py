@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 
 import httpx
@@ -67,6 +68,73 @@ async def test_a_pause_on_one_process_is_answered_on_another(
     assert answered.events[0]["parentRunId"] == exchange.run_id
     again = await reloaded(new_tab, fresh)
     await model_input(again)
+
+
+@pytest.mark.parametrize("kind", DURABLE)
+async def test_requests_that_a_new_process_is_sent_again_ask_and_execute_nothing(
+    make_server: MakeServer, http: httpx.AsyncClient, kind: str
+) -> None:
+    """The post that paused and the one that answered it, both repeated after a restart: their
+    runs are over, the model is not called, and the thread is as it was."""
+    server = make_server(kind).start()
+    new_tab = tabs(http, server)
+    tab = new_tab()
+    exchange = await tab.send("SCENARIO:approval")
+    tab.approve()
+    answered = await tab.resume()
+    assert answered.outcome == "success"
+    server.kill()
+    server.start()
+    before = await new_tab().load()
+    assert exchange.body is not None
+    assert answered.body is not None
+    first = [e async for e in new_tab().stream(exchange.body)][-1]
+    assert first.types == ["RUN_STARTED", "RUN_ERROR"]
+    assert first.terminal is not None
+    assert first.terminal["code"] == "run-conflict"
+    second = [e async for e in new_tab().stream(answered.body)][-1]
+    assert second.status == 409
+    assert json.loads(second.refusal)["code"] == "run-conflict"
+    assert await new_tab().load() == before
+    assert len(server.executed("t")) == 1
+
+
+@pytest.mark.parametrize("kind", DURABLE)
+async def test_a_server_that_stops_while_runs_pause_loses_none_and_logs_no_failure(
+    make_server: MakeServer, http: httpx.AsyncClient, kind: str
+) -> None:
+    """SIGTERM under load: whoever saw a question finds it on the next process, whoever came too
+    late was told 503, or not let in, and nothing of it is there."""
+    server = make_server(kind).start()
+
+    async def ask(number: int) -> Exchange | None:
+        await asyncio.sleep(0.01 * number)
+        try:
+            return await Tab(http, server.url, f"t{number}").send("SCENARIO:approval")
+        except httpx.TransportError:
+            return None
+
+    asking = [asyncio.ensure_future(ask(number)) for number in range(20)]
+    await asking[2]
+    assert await asyncio.to_thread(server.stop) == 0
+    answers = await asyncio.gather(*asking)
+    server.start()
+    for number, answer in enumerate(answers):
+        tab = Tab(http, server.url, f"t{number}")
+        page = await tab.load()
+        assert page["activeRun"] is None
+        if answer is not None and answer.status == 503:
+            assert json.loads(answer.refusal)["code"] == "store-closed"
+            assert page["messages"] == []
+        if answer is not None and answer.outcome == "interrupt":
+            assert page["interrupts"]["runId"] == answer.run_id
+        if page["interrupts"]:
+            tab.approve()
+            assert (await tab.resume()).outcome == "success"
+            assert len(server.executed(tab.thread_id)) == 1
+    log = server.errors()
+    assert "ERROR" not in log, log
+    assert "Traceback" not in log, log
 
 
 @pytest.mark.parametrize("kind", DURABLE)

@@ -616,12 +616,16 @@ async def test_a_megabyte_and_deep_nesting_are_refused_without_a_trace(lab: Any)
     assert await lab.waiting() == ["approval_c1"]
 
 
-@pytest.mark.parametrize("entries", [[{}], [{"interruptId": 5}], [{"interruptId": None}]])
-async def test_entries_without_an_id_are_refused(lab: Any, entries: Any) -> None:
+@pytest.mark.parametrize("status", ["resolved", "cancelled"])
+@pytest.mark.parametrize(
+    "entry", [{}, {"interruptId": 5}, {"interruptId": None}, {"interruptId": []}]
+)
+async def test_entries_without_an_id_are_refused(lab: Any, entry: Any, status: str) -> None:
     await lab.pause(PAY)
     before = await lab.everything()
-    end = await lab.resume(*entries, run_id="refused")
+    end = await lab.resume({**entry, "status": status}, run_id="refused")
     assert isinstance(end, RunErrorEvent)
+    assert end.code == "protocol"
     assert await lab.everything() == before
 
 

@@ -369,6 +369,22 @@ async def test_a_request_that_a_proxy_repeats_is_refused_by_its_run(lab: Any) ->
     assert lab.bank.paid == [1]
 
 
+async def test_the_request_that_paused_is_not_played_again_once_it_is_answered(
+    lab: Any, kit: Any
+) -> None:
+    """Repeated under its run id, as it was or with an old answer: the run that went on with it
+    has had its turn, so nothing is asked or executed anew."""
+    await lab.pause(PAY)
+    ended_well(await lab.resume(resume_approve("approval_c1")))
+    before = await lab.everything()
+    model = kit.Calls([PAY])
+    again = kit.terminal(await lab.turn(kit.user("u1"), adapter=model, run_id="r1"))
+    late = await lab.resume(resume_approve("approval_c1"), run_id="r1")
+    assert (again.code, late.code) == ("run-conflict", "run-conflict")
+    assert await lab.everything() == before
+    assert (model.requests, lab.bank.paid) == ([], [1])
+
+
 # -------------------------------------------------------------- while it continues, and after
 
 

@@ -238,6 +238,18 @@ async def test_an_agent_that_stores_or_cannot_be_seen_into_is_not_warned_about(
     assert "not stored" not in caplog.text
 
 
+async def test_a_post_to_a_router_that_has_closed_is_503_and_no_failure(
+    persistence: Persistence, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Requests come in while a server shuts down: one line in the log, and no error."""
+    chats = chat_router(persistence, agent, allow_anonymous=True)
+    await chats.aclose()
+    answer = await request(chats, "POST", json_body=body())
+    assert (answer.status, answer.json["code"]) == (503, "store-closed")
+    (record,) = [r for r in caplog.records if "was refused" in r.getMessage()]
+    assert (record.levelno, record.exc_info) == (logging.WARNING, None)
+
+
 # ----------------------------------------------------------------------------------- path
 
 

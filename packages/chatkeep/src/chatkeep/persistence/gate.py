@@ -69,12 +69,14 @@ async def admit(
 
     Raises:
         InterruptResumeError: with the item and batch errors that the client expects.
+        RunConflict: ``terminal``: the run paused, and its questions are answered.
     """
     entries = config.resume
     if work.layout.stores.interrupts is None:
         if entries and parent_run_id is not None:
             await _check_parent(work, entries, parent_run_id)
         return None
+    await _check_parked(opening, work)
     waiting = [record for record in opening.pending if owned(record.payload)]
     if not waiting and not entries:
         return None
@@ -84,7 +86,7 @@ async def admit(
     batch = _of_one_run(waiting, sent, parent_run_id, Refusal(work.thread_id, named, sent))
     paused = batch[0].run_id
     tools = tools_by_name(config.tools)
-    cancelled = {e.get("interruptId") for e in entries if e.get("status") == "cancelled"}
+    cancelled = set(submitted_ids([e for e in entries if e.get("status") == "cancelled"]))
     pending: list[PendingInterrupt] = []
     for record in batch:
         item = PendingInterrupt(
@@ -116,6 +118,18 @@ async def admit(
     if claimed:
         raise resume.lost_to_another(claimed)
     return resume
+
+
+async def _check_parked(opening: Opening, work: UnitOfWork) -> None:
+    """A paused run goes on under its own id while something of it waits. Once all is answered,
+    another run has carried its work on, and the request that began it must not ask anew."""
+    run = opening.run
+    if run is None or run.status != "interrupted":
+        return
+    if any(record.run_id == run.run_id for record in opening.pending):
+        return
+    if await _asked_before(work):
+        raise RunConflict(run.run_id, "terminal", thread_id=work.thread_id)
 
 
 def _check_batch(

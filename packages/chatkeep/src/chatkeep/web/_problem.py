@@ -62,9 +62,12 @@ def problem(status: int, code: str, detail: str) -> Response:
 
 
 def problem_of(error: ChatkeepError) -> Response:
-    """The problem response for an error; failures of ours are logged and not explained."""
+    """The problem response for an error; failures of ours are logged and not explained. What is
+    closed is no failure: requests come in while a server shuts down."""
     status = next((s for kind, s in _STATUS if isinstance(error, kind)), 500)
-    if status >= 500:
+    if isinstance(error, StoreClosed):
+        _log.warning("a chat request was refused: %s", error)
+    elif status >= 500:
         _log.error("a chat request failed: %s", error, exc_info=error)
     return problem(status, error.code, _DETAILS.get(status) or str(error))
 
