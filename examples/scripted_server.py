@@ -24,6 +24,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 
 from chatkeep import Persistence, Scope, compose_persistence, open_persistence
+from chatkeep.delivery import StoredLog
 from chatkeep.engine import ChatContext, ChatMiddleware, ChatStream, ToolCallInfo, chat
 from chatkeep.persistence import with_persistence
 from chatkeep.testkit.scripted import (
@@ -85,6 +86,7 @@ def make_router(persistence: Persistence, options: argparse.Namespace) -> ChatRo
         scope=user_of,
         allow_anonymous=True,
         path="/api/chat",
+        log=StoredLog(persistence, lease_ms=options.lease_ms) if options.stored_log else None,
         drain=options.drain,
         heartbeat=options.heartbeat,
         sweep_seconds=min(10.0, options.lease_ms / 2_000),
@@ -130,6 +132,7 @@ def main() -> None:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--store", default="memory://", help="URL of the persistence")
     parser.add_argument("--lease-ms", type=int, default=30_000, help="life of a silent run")
+    parser.add_argument("--stored-log", action="store_true", help="events in the database too")
     parser.add_argument("--drafts", action="store_true", help="store answers while they stream")
     parser.add_argument("--draft-ms", type=int, default=1_000, help="time between two drafts")
     parser.add_argument("--interrupts", help="URL of another place for the interrupts")

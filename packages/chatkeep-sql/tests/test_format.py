@@ -35,10 +35,13 @@ pytestmark = pytest.mark.anyio
 
 DATA = Path(__file__).parent / "data"
 
-CLOCKS = {"created_at", "updated_at", "cut_at", "resolved_at", "lease_until"}
+CLOCKS = {"created_at", "updated_at", "cut_at", "resolved_at", "lease_until", "closed_at"}
 """Columns that the database's clock fills."""
 
-RANDOM = {"incarnation", "revision"}
+RANDOM = {"incarnation", "revision", "fence"}
+
+LOGS = {"chatkeep_logs", "chatkeep_log_events", "chatkeep_locks"}
+"""Tables that came with revision 0002."""
 
 MESSAGES: list[Any] = [
     {"id": "u1", "role": "user", "content": 'caf\u00e9 \U0001f600 \x00 "quoted"\n'},
@@ -186,7 +189,45 @@ def kept(name: str) -> Any:
 async def test_the_rows_that_are_written_are_those_of_version_1(persistence: Persistence) -> None:
     """Byte for byte: bodies, digests, keys, the lines of remembered commits."""
     await write_everything(persistence)
-    assert await stored_rows(persistence) == kept("rows-v1.json")
+    rows = await stored_rows(persistence)
+    assert {name: rows[name] for name in rows.keys() - LOGS} == kept("rows-v1.json")
+
+
+async def write_logs(persistence: Persistence) -> None:
+    """A running log that was taken over and trimmed, and a closed one."""
+    mine = persistence.scoped(Scope(tenant_id="acme", user_id="ann"))
+    backend: Any = mine.backends[0]
+    bodies = [b'{"type":"CUSTOM","value":"caf\xc3\xa9 \\u0000"}', b"{}", b'{"type":"RUN_FINISHED"}']
+    await backend.log_open("r1", "thread 1", "token", 60_000)
+    await backend.log_append("r1", "token", 1, bodies, lease_ms=60_000)
+    await backend.log_take("r1", "token 2", 60_000, only_lost=False)
+    await backend.log_append("r1", "token 2", 4, bodies[:1], lease_ms=60_000, keep_from=3)
+    await backend.log_open("r2", "thread 1", "token", 60_000)
+    await backend.log_append("r2", "token", 1, bodies[2:], lease_ms=60_000)
+    await backend.log_close("r2", "token")
+    await backend.lock_acquire("a lock", "token", 60_000)
+
+
+async def read_logs(persistence: Persistence) -> dict[str, Any]:
+    """The same, as the contract shows it."""
+    backend: Any = persistence.scoped(Scope(tenant_id="acme", user_id="ann")).backends[0]
+    found: dict[str, Any] = {}
+    for run_id in ("r1", "r2"):
+        page = await backend.log_read(run_id, {"r1": 3, "r2": 1}[run_id], limit=9, max_bytes=999)
+        head = page.head
+        found[run_id] = [
+            head.thread_id, head.epoch, head.first, head.end, head.closed,
+            [body.decode() for body in page.bodies],
+        ]  # fmt: skip
+    return found
+
+
+async def test_the_rows_of_logs_are_those_of_revision_2(persistence: Persistence) -> None:
+    """Byte for byte too."""
+    await write_logs(persistence)
+    rows = await stored_rows(persistence)
+    assert {name: rows[name] for name in LOGS} == kept("log-rows-v1.json")
+    assert await read_logs(persistence) == kept("log-contents-v1.json")
 
 
 async def test_what_is_read_back_is_what_was_written(persistence: Persistence) -> None:
@@ -207,6 +248,19 @@ async def test_a_sqlite_file_of_version_1_opens(sqlite_path: Path) -> None:
     async with sqlite_persistence(sqlite_path) as persistence:
         await persistence.migrate()
         assert await read_everything(persistence) == kept("contents-v1.json")
+        await write_logs(persistence)
+        assert await read_logs(persistence) == kept("log-contents-v1.json")
+
+
+@pytest.mark.sqlite
+async def test_a_sqlite_file_of_revision_2_opens(sqlite_path: Path) -> None:
+    connection = sqlite3.connect(sqlite_path)
+    connection.executescript((DATA / "v2.sqlite.sql").read_text(encoding="utf-8"))
+    connection.close()
+    async with sqlite_persistence(sqlite_path) as persistence:
+        await persistence.migrate()
+        assert await read_everything(persistence) == kept("contents-v1.json")
+        assert await read_logs(persistence) == kept("log-contents-v1.json")
 
 
 @pytest.mark.postgres
@@ -218,6 +272,18 @@ async def test_a_postgresql_database_of_version_1_opens(postgres_database: Datab
         assert await read_everything(persistence) == kept("contents-v1.json")
         # Numbers that the database gives go on behind those that are there.
         await persistence.stores.runs.create_or_resume("later", "another", started_at=1)
+        await write_logs(persistence)
+        assert await read_logs(persistence) == kept("log-contents-v1.json")
+
+
+@pytest.mark.postgres
+async def test_a_postgresql_database_of_revision_2_opens(postgres_database: Database) -> None:
+    with psycopg.connect(postgres_database.url("")) as connection:
+        connection.execute((DATA / "v2.postgres.sql").read_bytes())
+    async with postgres_persistence(postgres_database.url("psycopg")) as persistence:
+        await persistence.migrate()
+        assert await read_everything(persistence) == kept("contents-v1.json")
+        assert await read_logs(persistence) == kept("log-contents-v1.json")
 
 
 # ------------------------------------------------------------------- rows that are no good

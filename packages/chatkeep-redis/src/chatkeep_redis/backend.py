@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, Self
 
-from chatkeep.backends import Backend
 from chatkeep.codec import JsonValue
 from chatkeep.errors import CompositionError
+from chatkeep.locks import LockBackend
+from chatkeep.logs import LogBackend, LogHead, LogPage
 from chatkeep.records import CutRecord, ModelMessage, RunRecord
 from chatkeep.scope import Scope
 from chatkeep.stores import (
@@ -19,7 +20,7 @@ from chatkeep.stores import (
     VersionedValue,
     ViewQuery,
 )
-from chatkeep_redis import cuts, lookups, places, values
+from chatkeep_redis import cuts, locks, logs, lookups, places, values
 from chatkeep_redis.commit import commit_once
 from chatkeep_redis.delete import delete_thread
 from chatkeep_redis.encoded import encode_commit
@@ -30,7 +31,7 @@ from chatkeep_redis.space import Space
 __all__ = ["RedisBackend"]
 
 
-class RedisBackend(Backend):
+class RedisBackend(LogBackend, LockBackend):
     """A handle of a server or a cluster.
 
     Args:
@@ -166,12 +167,14 @@ class RedisBackend(Backend):
         return await cuts.purge_cuts(self._here, thread_id, before)
 
     async def _delete_thread(self, thread_id: str) -> bool:
+        await logs.erase_of_thread(self._here, thread_id, only_closed=False)
         return await delete_thread(self._here, thread_id)
 
     async def _list_threads(self, limit: int, cursor: str | None, children: bool) -> ThreadList:
         return await places.list_threads(self._here, limit, cursor, children=children)
 
     async def _erase_messages(self, thread_id: str, message_ids: Sequence[str]) -> int:
+        await logs.erase_of_thread(self._here, thread_id, only_closed=True)
         return await cuts.erase_messages(self._here, thread_id, message_ids)
 
     async def _list_idle(self, idle_ms: int, limit: int) -> list[tuple[Scope, str]]:
@@ -179,3 +182,55 @@ class RedisBackend(Backend):
 
     async def _list_cut_threads(self, before: int, limit: int) -> list[tuple[Scope, str]]:
         return await places.list_cut_threads(self._here, before, limit)
+
+    # -- delivery logs ----------------------------------------------------------------
+
+    async def _log_open(self, run_id: str, thread_id: str, token: str, lease_ms: int) -> LogHead:
+        return await logs.open_log(self._here, run_id, thread_id, token, lease_ms)
+
+    async def _log_append(
+        self,
+        run_id: str,
+        token: str,
+        number: int,
+        bodies: Sequence[bytes],
+        lease_ms: int,
+        keep_from: int,
+    ) -> None:
+        await logs.append(self._here, run_id, token, number, bodies, lease_ms, keep_from)
+
+    async def _log_close(self, run_id: str, token: str) -> bool:
+        return await logs.close(self._here, run_id, token)
+
+    async def _log_take(
+        self, run_id: str, token: str, lease_ms: int, only_lost: bool
+    ) -> LogHead | None:
+        return await logs.take(self._here, run_id, token, lease_ms, only_lost=only_lost)
+
+    async def _log_read(
+        self, run_id: str, number: int, limit: int, max_bytes: int
+    ) -> LogPage | None:
+        return await logs.read(self._here, run_id, number, limit, max_bytes)
+
+    async def _log_heads(self, keys: Sequence[bytes]) -> dict[bytes, LogHead]:
+        return await logs.heads(self._here, keys)
+
+    async def _log_lost(self, limit: int) -> list[tuple[Scope, LogHead]]:
+        return await logs.lost(self._here, limit)
+
+    async def _log_trim(self, closed_ms: int, limit: int) -> int:
+        return await logs.trim(self._here, closed_ms, limit)
+
+    async def _log_listen(self, heard: Callable[[bytes | None], None]) -> None:
+        await logs.listen(self._here, heard)
+
+    # -- locks ------------------------------------------------------------------------
+
+    async def _lock_acquire(self, name: str, token: str, lease_ms: int) -> int | None:
+        return await locks.acquire(self._here, name, token, lease_ms)
+
+    async def _lock_renew(self, name: str, token: str, lease_ms: int) -> bool:
+        return await locks.renew(self._here, name, token, lease_ms)
+
+    async def _lock_release(self, name: str, token: str) -> None:
+        await locks.release(self._here, name, token)

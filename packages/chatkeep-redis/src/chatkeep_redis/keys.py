@@ -9,7 +9,10 @@ without the braces, is the thread's place in the indexes.
 ``{r/<tenant>/<user>/<run>}``         which thread a run id belongs to
 ``{p/<tenant>/<user>/<run>}``         the children of a run
 ``{i/<tenant>/<user>}:…``             indexes of one scope: threads, subagents, detached
-``{i/…}``                             indexes over all scopes: idle, lost, cuts, detached
+``{i/…}``                             indexes over all scopes: idle, lost, cuts, detached, logs
+``{l/<digest>}:…``                    the delivery log of a run: head, events
+``{l/t/<tenant>/<user>/<thread>}``    the delivery logs of a thread
+``{k/<digest>}``                      a lock
 ===================================== =========================================================
 """
 
@@ -149,6 +152,34 @@ class Keys:
     def cuts(self) -> bytes:
         """Cuts of every scope by when they were made."""
         return self._global("cuts")
+
+    def log(self, digest: bytes) -> list[bytes]:
+        """Head and events of a delivery log."""
+        base = f"{self.prefix}:{{l/{digest.hex()}}}:"
+        return [(base + name).encode() for name in ("head", "events")]
+
+    def logs_of(self, place: str) -> bytes:
+        """The delivery logs of a thread."""
+        return f"{self.prefix}:{{l/{place}}}".encode()
+
+    @property
+    def open_logs(self) -> bytes:
+        """Delivery logs of every scope that are written."""
+        return self._global("logs")
+
+    @property
+    def closed_logs(self) -> bytes:
+        """Delivery logs of every scope by when they were closed."""
+        return self._global("closed")
+
+    @property
+    def log_channel(self) -> str:
+        """Where it is published that a delivery log has changed."""
+        return f"{self.prefix}:log"
+
+    def lock(self, digest: bytes) -> bytes:
+        """A lock."""
+        return f"{self.prefix}:{{k/{digest.hex()}}}".encode()
 
     @property
     def ping(self) -> bytes:

@@ -30,7 +30,7 @@ ABOUT_A_THREAD = (
     "value",
     "view",
 )
-ELSEWHERE = ("children", "heads", "index", "owner", "ping")
+ELSEWHERE = ("children", "heads", "index", "lock", "log", "owner", "ping")
 
 
 @dataclass(frozen=True, slots=True)

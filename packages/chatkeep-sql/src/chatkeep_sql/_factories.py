@@ -69,7 +69,10 @@ def postgres_persistence(
         engine = create_async_engine(url, isolation_level=level, **options)
     in_transactions = pooler and engine.dialect.driver == "asyncpg"
     runner = PostgresRunner(
-        engine, autocommit=owned and not in_transactions, in_transactions=in_transactions
+        engine,
+        autocommit=owned and not in_transactions,
+        in_transactions=in_transactions,
+        listens=not pooler,
     )
     return PostgresBackend(
         runner, schema=schema, create=create, owned=owned, timeout=timeout

@@ -9,9 +9,10 @@ from typing import Any, ClassVar, Self, TypeVar
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
-from chatkeep.backends import Backend
 from chatkeep.codec import JsonValue
 from chatkeep.errors import BackendUnavailable, SchemaOutOfDate
+from chatkeep.locks import LockBackend
+from chatkeep.logs import LogBackend, LogHead, LogPage
 from chatkeep.records import CutRecord, ModelMessage, RunRecord
 from chatkeep.scope import EMPTY_SCOPE, Scope
 from chatkeep.stores import (
@@ -23,12 +24,15 @@ from chatkeep.stores import (
     VersionedValue,
     ViewQuery,
 )
-from chatkeep_sql import admin, lookups, setup, values
+from chatkeep_sql import admin, locks, logs, lookups, setup, values
 from chatkeep_sql.commit_plain import commit_plain
 from chatkeep_sql.commit_postgres import Hints, commit_postgres, fits_one_statement
 from chatkeep_sql.encoded import EncodedCommit, encode_commit
 from chatkeep_sql.engine import PostgresRunner, Runner
 from chatkeep_sql.errors import may_run_again, sqlstate, translate
+from chatkeep_sql.listen import listen
+from chatkeep_sql.log_postgres import append_postgres
+from chatkeep_sql.log_statements import log_statements_for
 from chatkeep_sql.migrations import REVISIONS
 from chatkeep_sql.program import Program, Rows
 from chatkeep_sql.read_plain import read_plain
@@ -45,7 +49,7 @@ _T = TypeVar("_T")
 _NO_RIGHT = "42501"
 
 
-class SqlBackend(Backend):
+class SqlBackend(LogBackend, LockBackend):
     """What both databases have in common.
 
     Args:
@@ -57,6 +61,7 @@ class SqlBackend(Backend):
 
     dialect: ClassVar[setup.Dialect]
     one_loop = True
+    _tell: ClassVar[staticmethod[[bytes], Program[None]]] = staticmethod(logs.tell_nobody)
 
     def __init__(
         self,
@@ -74,6 +79,8 @@ class SqlBackend(Backend):
         self._create = create
         self._owned = owned
         self._sql = statements_for(tables_for(schema))
+        self._log_sql = log_statements_for(tables_for(schema))
+        self._lock_sql = locks.lock_statements_for(tables_for(schema))
 
     def setup_script(self) -> str | None:
         """The migrations as SQL, from the first to the newest."""
@@ -217,13 +224,21 @@ class SqlBackend(Backend):
         return await self._write(admin.purge_cuts, self._scope, thread_id, before)
 
     async def _delete_thread(self, thread_id: str) -> bool:
-        return await self._write(admin.delete_thread, self._scope, thread_id)
+        return await self._runner.transaction(lambda: self._erase_thread(thread_id))
+
+    def _erase_thread(self, thread_id: str) -> Program[bool]:
+        yield from logs.erase_of_thread(self._log_sql, self._scope, thread_id, only_closed=False)
+        return (yield from admin.delete_thread(self._sql, self._scope, thread_id))
 
     async def _list_threads(self, limit: int, cursor: str | None, children: bool) -> ThreadList:
         return await self._read(admin.list_threads, self._scope, limit, cursor, children)
 
     async def _erase_messages(self, thread_id: str, message_ids: Sequence[str]) -> int:
-        return await self._write(admin.erase_messages, self._scope, thread_id, message_ids)
+        return await self._runner.transaction(lambda: self._erase_copies(thread_id, message_ids))
+
+    def _erase_copies(self, thread_id: str, message_ids: Sequence[str]) -> Program[int]:
+        yield from logs.erase_of_thread(self._log_sql, self._scope, thread_id, only_closed=True)
+        return (yield from admin.erase_messages(self._sql, self._scope, thread_id, message_ids))
 
     async def _list_idle(self, idle_ms: int, limit: int) -> list[tuple[Scope, str]]:
         return await self._read(admin.list_idle, idle_ms, limit)
@@ -234,6 +249,67 @@ class SqlBackend(Backend):
     async def _read_at_once(self, program: Callable[..., Program[_T]], *arguments: Any) -> _T:
         """A read of several statements that must see one moment."""
         return await self._runner.snapshot(lambda: program(self._sql, *arguments))
+
+    # -- delivery logs ----------------------------------------------------------------
+
+    async def _log_open(self, run_id: str, thread_id: str, token: str, lease_ms: int) -> LogHead:
+        arguments = (self._scope, run_id, thread_id, token, lease_ms)
+        return await self._runner.transaction(lambda: logs.open_log(self._log_sql, *arguments))
+
+    async def _log_append(
+        self,
+        run_id: str,
+        token: str,
+        number: int,
+        bodies: Sequence[bytes],
+        lease_ms: int,
+        keep_from: int,
+    ) -> None:
+        arguments = (self._scope, run_id, token, number, bodies, lease_ms, keep_from)
+        await self._runner.transaction(lambda: logs.append(self._log_sql, self._tell, *arguments))
+
+    async def _log_close(self, run_id: str, token: str) -> bool:
+        arguments = (self._scope, run_id, token)
+        return await self._runner.transaction(
+            lambda: logs.close(self._log_sql, self._tell, *arguments)
+        )
+
+    async def _log_take(
+        self, run_id: str, token: str, lease_ms: int, only_lost: bool
+    ) -> LogHead | None:
+        arguments = (self._scope, run_id, token, lease_ms, only_lost)
+        return await self._runner.transaction(
+            lambda: logs.take(self._log_sql, self._tell, *arguments)
+        )
+
+    async def _log_read(
+        self, run_id: str, number: int, limit: int, max_bytes: int
+    ) -> LogPage | None:
+        arguments = (self._scope, run_id, number, limit, max_bytes)
+        return await self._runner.snapshot(lambda: logs.read(self._log_sql, *arguments))
+
+    async def _log_heads(self, keys: Sequence[bytes]) -> dict[bytes, LogHead]:
+        return await self._runner.once(lambda: logs.heads(self._log_sql, keys))
+
+    async def _log_lost(self, limit: int) -> list[tuple[Scope, LogHead]]:
+        return await self._runner.once(lambda: logs.lost(self._log_sql, limit))
+
+    async def _log_trim(self, closed_ms: int, limit: int) -> int:
+        return await self._runner.transaction(lambda: logs.trim(self._log_sql, closed_ms, limit))
+
+    # -- locks ------------------------------------------------------------------------
+
+    async def _lock_acquire(self, name: str, token: str, lease_ms: int) -> int | None:
+        arguments = (self._scope, name, token, lease_ms)
+        return await self._runner.transaction(lambda: locks.acquire(self._lock_sql, *arguments))
+
+    async def _lock_renew(self, name: str, token: str, lease_ms: int) -> bool:
+        arguments = (self._scope, name, token, lease_ms)
+        return await self._runner.transaction(lambda: locks.renew(self._lock_sql, *arguments))
+
+    async def _lock_release(self, name: str, token: str) -> None:
+        arguments = (self._scope, name, token)
+        await self._runner.transaction(lambda: locks.release(self._lock_sql, *arguments))
 
 
 def _select_one() -> Program[Rows]:
@@ -289,6 +365,7 @@ class PostgresBackend(SqlBackend):
 
     name: ClassVar[str] = "postgres"
     dialect: ClassVar[setup.Dialect] = "postgresql"
+    _tell = staticmethod(logs.tell_postgres)
 
     def __init__(self, runner: PostgresRunner, **options: Any) -> None:
         super().__init__(runner, **options)
@@ -326,3 +403,25 @@ class PostgresBackend(SqlBackend):
             if may_run_again(error):
                 return None
             raise
+
+    async def _log_append(
+        self,
+        run_id: str,
+        token: str,
+        number: int,
+        bodies: Sequence[bytes],
+        lease_ms: int,
+        keep_from: int,
+    ) -> None:
+        arguments = (self._scope, run_id, token, number, bodies, lease_ms)
+        if bodies and keep_from == 1:
+            added = await self._postgres.single(
+                lambda: append_postgres(self._sql.t, *arguments), again=False
+            )
+            if added:
+                return
+        await super()._log_append(run_id, token, number, bodies, lease_ms, keep_from)
+
+    async def _log_listen(self, heard: Callable[[bytes | None], None]) -> None:
+        if self._postgres.listens:
+            await listen(self._postgres.engine, heard)

@@ -59,12 +59,19 @@ class PostgresRunner:
         in_transactions: keep single statements out of autocommit: behind a pooler that gives every
             transaction another server connection, asyncpg's separate preparation of a
             statement needs a transaction around both.
+        listens: LISTEN hears what is notified; not so behind such a pooler.
     """
 
     def __init__(
-        self, engine: AsyncEngine, *, autocommit: bool = False, in_transactions: bool = False
+        self,
+        engine: AsyncEngine,
+        *,
+        autocommit: bool = False,
+        in_transactions: bool = False,
+        listens: bool = True,
     ) -> None:
         self.engine = engine
+        self.listens = listens
         sync = engine.sync_engine
         self._multi = sync.execution_options(isolation_level="READ COMMITTED")
         self._moment = sync.execution_options(isolation_level="REPEATABLE READ")

@@ -53,6 +53,9 @@ class Tables:
     interrupts: Table
     activities: Table
     values: Table
+    logs: Table
+    log_events: Table
+    locks: Table
 
 
 def metadata_for(schema: str | None = None) -> MetaData:
@@ -72,11 +75,12 @@ def tables_for(schema: str | None = None) -> Tables:
             metadata,
             *columns,
             Column("format", SmallInteger, nullable=False),
-            sqlite_autoincrement=name in {"threads", "runs", "interrupts"},
+            sqlite_autoincrement=name in {"threads", "runs", "interrupts", "logs"},
         )
 
     threads_key = f"{schema + '.' if schema else ''}{PREFIX}threads.thread_no"
     runs_key = f"{schema + '.' if schema else ''}{PREFIX}runs.run_no"
+    logs_key = f"{schema + '.' if schema else ''}{PREFIX}logs.log_no"
 
     def of_thread(*, primary_key: bool = False) -> Column[int]:
         return Column(
@@ -216,4 +220,56 @@ def tables_for(schema: str | None = None) -> Tables:
         Column("value", Text, nullable=False),
     )
     Index(f"ix_{PREFIX}metadata_owner", values.c.owner_key)
-    return Tables(metadata, threads, entries, cuts, runs, drafts, interrupts, activities, values)
+    logs = table(
+        "logs",
+        Column("log_no", _SERIAL, Identity(), primary_key=True),
+        Column("key", LargeBinary, nullable=False),
+        Column("thread_key", LargeBinary, nullable=False),
+        Column("tenant_id", Text, nullable=False),
+        Column("user_id", Text, nullable=False),
+        Column("thread_id", Text, nullable=False),
+        Column("run_id", Text, nullable=False),
+        Column("incarnation", Text, nullable=False),
+        Column("epoch", _BIG, nullable=False),
+        Column("token", Text, nullable=False),
+        Column("first_number", _BIG, nullable=False),
+        Column("next_number", _BIG, nullable=False),
+        Column("lease_until", _BIG, nullable=False),
+        Column("closed_at", _BIG),
+    )
+    still_open, ended = text("closed_at is null"), text("closed_at is not null")
+    Index(f"uq_{PREFIX}logs_key", logs.c.key, unique=True)
+    Index(f"ix_{PREFIX}logs_thread", logs.c.thread_key)
+    Index(
+        f"ix_{PREFIX}logs_open",
+        logs.c.log_no,
+        postgresql_where=still_open,
+        sqlite_where=still_open,
+    )
+    Index(f"ix_{PREFIX}logs_closed", logs.c.closed_at, postgresql_where=ended, sqlite_where=ended)
+    log_events = table(
+        "log_events",
+        Column(
+            "log_no",
+            _BIG,
+            ForeignKey(logs_key, ondelete="CASCADE"),
+            primary_key=True,
+            autoincrement=False,
+        ),
+        Column("number", _BIG, primary_key=True, autoincrement=False),
+        Column("body", Text, nullable=False),
+    )
+    locks = table(
+        "locks",
+        Column("key", LargeBinary, primary_key=True),
+        Column("tenant_id", Text, nullable=False),
+        Column("user_id", Text, nullable=False),
+        Column("name", Text, nullable=False),
+        Column("token", Text, nullable=False),
+        Column("fence", _BIG, nullable=False),
+        Column("lease_until", _BIG, nullable=False),
+    )
+    return Tables(
+        metadata, threads, entries, cuts, runs, drafts, interrupts, activities, values, logs,
+        log_events, locks,
+    )  # fmt: skip

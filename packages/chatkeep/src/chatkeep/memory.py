@@ -35,12 +35,15 @@ from chatkeep._memory import (
     window,
     write_transcript,
 )
-from chatkeep.backends import Backend, Persistence
+from chatkeep._memory_log import MemoryLogs
+from chatkeep.backends import Persistence
 from chatkeep.codec import JsonValue, decode, encode
 from chatkeep.errors import (
     CompositionError,
     RunConflict,
 )
+from chatkeep.locks import LockBackend, lock_key
+from chatkeep.logs import LogBackend, LogHead, LogPage
 from chatkeep.records import (
     CutRecord,
     ModelMessage,
@@ -113,7 +116,7 @@ def _system_clock() -> int:
 # ------------------------------------------------------------------------------ backend
 
 
-class MemoryBackend(Backend):
+class MemoryBackend(LogBackend, LockBackend):
     """A handle of the reference backend; see :func:`memory_persistence`."""
 
     name: ClassVar[str] = "memory"
@@ -128,10 +131,14 @@ class MemoryBackend(Backend):
         super().__init__(scope=scope, timeout=timeout)
         self._clock = clock or _system_clock
         self._state = State()
+        self._logs = MemoryLogs()
+        self._locks: dict[bytes, tuple[str, int, int]] = {}  # token, fence, lease
 
     def _clone(self) -> Self:
         clone = type(self)(clock=self._clock, timeout=self._timeout)
         clone._state = self._state  # noqa: SLF001  (the same class)
+        clone._logs = self._logs  # noqa: SLF001
+        clone._locks = self._locks  # noqa: SLF001
         return clone
 
     @property
@@ -146,6 +153,7 @@ class MemoryBackend(Backend):
     async def _close(self) -> None:
         with self._state.lock:
             self._state.scopes.clear()
+            self._logs.clear()
 
     async def _ping(self) -> None:
         pass
@@ -413,6 +421,7 @@ class MemoryBackend(Backend):
 
     async def _delete_thread(self, thread_id: str) -> bool:
         with self._state.lock:
+            self._logs.erase(self._scope, thread_id, only_closed=False)
             scope = self._mine
             thread = scope.threads.pop(thread_id, None)
             for run_id in thread.runs if thread is not None else ():
@@ -451,6 +460,7 @@ class MemoryBackend(Backend):
 
     async def _erase_messages(self, thread_id: str, message_ids: Sequence[str]) -> int:
         with self._state.lock:
+            self._logs.erase(self._scope, thread_id, only_closed=True)
             return erase_messages(self._mine.thread(thread_id), set(message_ids))
 
     async def _list_idle(self, idle_ms: int, limit: int) -> list[tuple[Scope, str]]:
@@ -480,3 +490,86 @@ class MemoryBackend(Backend):
                 key=lambda row: row[:2],
             )
             return [(scope, thread_id) for _, _, scope, thread_id in rows[:limit]]
+
+    # -- delivery logs ----------------------------------------------------------------
+
+    async def _log_open(self, run_id: str, thread_id: str, token: str, lease_ms: int) -> LogHead:
+        with self._state.lock:
+            return self._logs.open(self._scope, run_id, thread_id, token, lease_ms, self._clock())
+
+    async def _log_append(
+        self,
+        run_id: str,
+        token: str,
+        number: int,
+        bodies: Sequence[bytes],
+        lease_ms: int,
+        keep_from: int,
+    ) -> None:
+        with self._state.lock:
+            until = self._clock() + lease_ms
+            self._logs.append(self._scope, run_id, token, number, bodies, until, keep_from)
+
+    async def _log_close(self, run_id: str, token: str) -> bool:
+        with self._state.lock:
+            return self._logs.close(self._scope, run_id, token, self._clock())
+
+    async def _log_take(
+        self, run_id: str, token: str, lease_ms: int, only_lost: bool
+    ) -> LogHead | None:
+        with self._state.lock:
+            now = self._clock()
+            return self._logs.take(self._scope, run_id, token, lease_ms, now, only_lost=only_lost)
+
+    async def _log_read(
+        self, run_id: str, number: int, limit: int, max_bytes: int
+    ) -> LogPage | None:
+        with self._state.lock:
+            now = self._clock()
+            return self._logs.read(self._scope, run_id, number, limit, max_bytes, now)
+
+    async def _log_heads(self, keys: Sequence[bytes]) -> dict[bytes, LogHead]:
+        with self._state.lock:
+            return self._logs.heads(keys, self._clock())
+
+    async def _log_lost(self, limit: int) -> list[tuple[Scope, LogHead]]:
+        with self._state.lock:
+            return self._logs.lost(limit, self._clock())
+
+    async def _log_trim(self, closed_ms: int, limit: int) -> int:
+        with self._state.lock:
+            return self._logs.trim(self._clock() - closed_ms, limit)
+
+    # -- locks ------------------------------------------------------------------------
+
+    async def _lock_acquire(self, name: str, token: str, lease_ms: int) -> int | None:
+        key = lock_key(self._scope, name)
+        with self._state.lock:
+            now = self._clock()
+            holder, fence, until = self._locks.get(key, ("", now - 1, 0))
+            if holder != token:
+                if until > now:
+                    return None
+                fence = max(fence + 1, now)
+            self._locks[key] = (token, fence, now + lease_ms)
+            return fence
+
+    async def _lock_renew(self, name: str, token: str, lease_ms: int) -> bool:
+        key = lock_key(self._scope, name)
+        with self._state.lock:
+            holder, fence, _ = self._locks.get(key, ("", 0, 0))
+            if holder != token:
+                return False
+            self._locks[key] = (token, fence, self._clock() + lease_ms)
+            return True
+
+    async def _lock_release(self, name: str, token: str) -> None:
+        key = lock_key(self._scope, name)
+        with self._state.lock:
+            holder, fence, _ = self._locks.get(key, ("", 0, 0))
+            if holder != token:
+                return
+            if fence < self._clock():  # the clock alone gives the next holder a higher fence
+                del self._locks[key]
+            else:
+                self._locks[key] = ("", fence, 0)

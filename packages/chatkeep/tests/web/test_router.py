@@ -10,6 +10,7 @@ import pytest
 from ag_ui.core import BaseEvent
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Mount
@@ -22,7 +23,7 @@ from chatkeep.persistence import with_persistence
 from chatkeep.records import RunPatch
 from chatkeep.scope import Scope
 from chatkeep.testkit.scripted import ScriptedModel
-from chatkeep.web import ChatParams, ChatRouter, chat_router
+from chatkeep.web import CORS_OPTIONS, ChatParams, ChatRouter, chat_router
 
 from .conftest import Answer, Watched, open_request, request
 
@@ -212,6 +213,46 @@ async def test_leaving_stops_nothing_and_a_second_tab_sees_everything(
     assert second.types[-1] == "RUN_FINISHED"
     assert second.body.startswith(first.body)
     assert agent.streams[0].end == "finished"
+
+
+async def test_a_socket_that_closes_stops_the_run_where_that_is_asked_for(
+    persistence: Persistence,
+) -> None:
+    """``on_disconnect="abort"``: also for those who watch; one of them who leaves stops nothing,
+    nor does a repeated post that does."""
+
+    def slow(run_id: str, chunks: int) -> dict[str, Any]:
+        text = f'SCENARIO:slow {{"chunks": {chunks}, "delayMs": 10}}'
+        return body(run_id, run_id, messages=[{"id": "u1", "role": "user", "content": text}])
+
+    async with chat_router(
+        persistence, {"adapter": ScriptedModel()}, allow_anonymous=True, on_disconnect="abort"
+    ) as chats:
+        first, posting = open_request(chats, "POST", json_body=slow("r", 1000))
+        await first.until(lambda a: b"w0" in a.body)
+        joined: dict[str, Any] = {"query": {"offset": "-1", "runId": "r"}}
+        repeated: dict[str, Any] = {"method": "POST", "json_body": slow("r", 1000)}
+        for others in (joined, repeated):
+            other, watching = open_request(chats, **others)
+            await other.until(lambda a: b"w0" in a.body)
+            other.leave.set()
+            await watching
+        last, watching = open_request(chats, **joined)
+        await last.until(lambda a: b"w5" in a.body)
+        first.leave.set()
+        await posting
+        await watching
+        assert last.events[-1]["outcome"] == {"type": "cancelled"}
+        runs: Any = persistence.stores.runs
+        assert (await runs.get("r")).status == "aborted"
+        await request(chats, "POST", json_body=slow("r2", 3))
+        assert (await runs.get("r2")).status == "completed"
+
+
+def test_what_a_closed_socket_means_is_one_of_two(agent: Agent, persistence: Persistence) -> None:
+    wrong: Any = "stop"
+    with pytest.raises(CompositionError, match="'detach' or 'abort'"):
+        chat_router(persistence, agent, allow_anonymous=True, on_disconnect=wrong)
 
 
 async def test_an_async_agent_is_awaited(persistence: Persistence) -> None:
@@ -486,3 +527,27 @@ async def test_shutdown_tells_running_runs_to_stop(persistence: Persistence) -> 
     assert streams[0].end == "finished"
     await task
     assert answer.types[-1] == "RUN_FINISHED"
+
+
+async def test_a_page_of_another_origin_may_do_what_clients_do(
+    agent: Agent, persistence: Persistence
+) -> None:
+    """Post, join, reconnect and cancel pass their preflights; another origin does not."""
+    async with chat_router(persistence, agent, allow_anonymous=True) as chats:
+        app = CORSMiddleware(chats, allow_origins=["https://page.example"], **CORS_OPTIONS)
+        for method in ("POST", "GET", "DELETE"):
+            asked = {
+                "origin": "https://page.example",
+                "access-control-request-method": method,
+                "access-control-request-headers": "content-type,last-event-id,x-run-id",
+            }
+            answer = await request(app, "OPTIONS", headers=asked)
+            assert answer.status == 200
+            assert answer.headers["access-control-allow-origin"] == "https://page.example"
+        answer = await request(app, "OPTIONS", headers={**asked, "origin": "https://evil.example"})
+        assert answer.status == 400
+        posted = await request(
+            app, "POST", json_body=body(), headers={"origin": "https://page.example"}
+        )
+        assert posted.headers["access-control-allow-origin"] == "https://page.example"
+        assert posted.types[-1] == "RUN_FINISHED"

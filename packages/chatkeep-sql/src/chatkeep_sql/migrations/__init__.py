@@ -8,5 +8,5 @@ __all__ = ["BRANCH", "REVISIONS"]
 BRANCH = "chatkeep"
 """Branch label: ``chatkeep@head``."""
 
-REVISIONS = ("0001",)
+REVISIONS = ("0001", "0002")
 """All revisions, oldest first; the last is the one that this package reads and writes."""

@@ -72,7 +72,13 @@ class LogWriter(Protocol):
         ...
 
     async def close(self) -> None:
-        """No more events: readers end once they have read everything. Idempotent."""
+        """No more events: readers end once they have read everything. Idempotent. A writer that
+        lost the run to another closes nothing."""
+        ...
+
+    async def leave(self, *, wait_ms: int = 0) -> None:
+        """Write no more, and leave the log open: for so long readers wait for whoever takes the
+        run over, before they are told that its writer is gone."""
         ...
 
 
@@ -86,6 +92,21 @@ class DeliveryLog(Protocol):
         Raises:
             RunConflict: the run is known: ``running``, ``terminal`` or ``foreign-thread``.
         """
+        ...
+
+    async def take_over(self, key: RunKey, *, only_lost: bool = False) -> LogWriter | None:
+        """Become the writer of a run that goes on: its former writer appends nothing from then
+        on, and of several that try at once with ``only_lost`` one gets it. None: the log is not
+        there or closed, or ``only_lost`` and its writer lives."""
+        ...
+
+    async def sweep(self, *, limit: int = 100) -> list[LoggedRun]:
+        """Tell the viewers of runs whose writers have died, with a RUN_ERROR ``worker_lost``,
+        and close these logs; drop what has been kept long enough. The runs that were closed."""
+        ...
+
+    async def aclose(self) -> None:
+        """Stop what runs beside the readers. Idempotent; used again, it starts again."""
         ...
 
     async def find(self, key: RunKey) -> LoggedRun | None:

@@ -11,11 +11,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from urllib.parse import quote, unquote
 
 from ag_ui.core import BaseEvent
 
 from chatkeep.codec import encode
+from chatkeep.delivery._offsets import Offset
 from chatkeep.delivery._protocol import (
     FROM_NOW,
     FROM_START,
@@ -26,7 +26,7 @@ from chatkeep.delivery._protocol import (
 from chatkeep.errors import EventsTrimmed, RunConflict, RunConflictReason, UnknownOffset, UnknownRun
 from chatkeep.scope import check_id
 
-__all__ = ["RunLog", "encode_event", "offset_run"]
+__all__ = ["RunLog", "encode_event"]
 
 _BATCH_EVENTS = 512
 _BATCH_BYTES = 1 << 20
@@ -41,41 +41,31 @@ def encode_event(event: BaseEvent) -> bytes:
     return encode(event.model_dump(by_alias=True), "$event").lstrip(b" ")
 
 
-def _offset(run_id: str, number: int) -> str:
-    return f"{quote(run_id, safe='')}:{number}"
-
-
-def offset_run(offset: str) -> str | None:
-    """The run id within an offset of ours; None if it is none."""
-    return parsed[0] if (parsed := _parse(offset)) else None
-
-
-def _parse(offset: str) -> tuple[str, int] | None:
-    name, colon, digits = offset.rpartition(":")
-    if not colon or not digits.isascii() or not digits.isdigit() or len(digits) > 15:
-        return None
-    try:
-        run_id = unquote(name, errors="strict")
-    except UnicodeDecodeError:
-        return None
-    # Only the spelling that we hand out is an offset: one event, one name.
-    return (run_id, int(digits)) if _offset(run_id, int(digits)) == offset else None
-
-
 class _Run:
     """The events of one run; ``first`` is the number of ``bodies[0]``, numbers start at 1."""
 
-    __slots__ = ("bodies", "closed_at", "first", "key", "news", "prefix", "size", "thread_id")
+    __slots__ = (
+        "bodies",
+        "closed_at",
+        "first",
+        "key",
+        "news",
+        "prefix",
+        "size",
+        "thread_id",
+        "writer",
+    )
 
     def __init__(self, key: RunKey, thread_id: str) -> None:
         self.key = key
         self.thread_id = thread_id
-        self.prefix = quote(key.run_id, safe="") + ":"
+        self.prefix = str(Offset(key.run_id, 0))[:-1]
         self.bodies: list[bytes] = []
         self.first = 1
         self.size = 0
         self.closed_at: float | None = None
         self.news = asyncio.Event()
+        self.writer: object = None
 
     @property
     def end(self) -> int:
@@ -105,10 +95,12 @@ class _Run:
             return self.end
         number = 0
         if after != FROM_START:
-            parsed = _parse(after)
-            if parsed is None or parsed[0] != self.key.run_id or not 0 < parsed[1] < self.end:
+            parsed = Offset.parse(after)
+            if parsed is None or (parsed.run_id, parsed.incarnation) != (self.key.run_id, ""):
                 raise UnknownOffset(self.key.run_id, after)
-            number = parsed[1]
+            number = parsed.number
+            if not 0 < number < self.end:
+                raise UnknownOffset(self.key.run_id, after)
         if number + 1 < self.first:
             raise EventsTrimmed(self.key.run_id)
         return number + 1
@@ -181,7 +173,25 @@ class RunLog:
             state: RunConflictReason = "running" if known.closed_at is None else "terminal"
             raise RunConflict(key.run_id, state, thread_id=thread_id)
         run = self._running[key] = _Run(key, thread_id)
-        return _Writer(run, self._max_run_bytes, self._retire)
+        return self._writer(run)
+
+    async def take_over(self, key: RunKey, *, only_lost: bool = False) -> _Writer | None:
+        """See :class:`DeliveryLog`. A writer in this process is never lost."""
+        run = self._running.get(key)
+        return None if run is None or only_lost else self._writer(run)
+
+    def _writer(self, run: _Run) -> _Writer:
+        writer = run.writer = _Writer(run, self._max_run_bytes, self._retire)
+        return writer
+
+    async def sweep(self, *, limit: int = 100) -> list[LoggedRun]:
+        """See :class:`DeliveryLog`."""
+        del limit  # dropping all that has run out costs nothing
+        self._evict()
+        return []
+
+    async def aclose(self) -> None:
+        """See :class:`DeliveryLog`: there is nothing to let go of."""
 
     async def find(self, key: RunKey) -> LoggedRun | None:
         """See :class:`DeliveryLog`."""
@@ -266,6 +276,8 @@ class _Writer:
     async def append(self, events: Sequence[BaseEvent]) -> list[str]:
         """See :class:`LogWriter`."""
         run = self._run
+        if run.writer is not self:
+            raise RunConflict(run.key.run_id, "lease-lost", thread_id=run.thread_id)
         if run.closed_at is not None:
             raise RunConflict(run.key.run_id, "terminal", detail="its log is closed")
         bodies = [encode_event(event) for event in events]
@@ -278,5 +290,8 @@ class _Writer:
 
     async def close(self) -> None:
         """See :class:`LogWriter`."""
-        if self._run.closed_at is None:
+        if self._run.closed_at is None and self._run.writer is self:
             self._retire(self._run)
+
+    async def leave(self, *, wait_ms: int = 0) -> None:
+        """See :class:`LogWriter`."""

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator
-from typing import cast
+from typing import Final, cast
 
 from ag_ui.core import (
     BaseEvent,
@@ -18,9 +18,21 @@ from ag_ui.core import (
 
 from chatkeep.errors import ChatkeepError, CompositionError
 
-__all__ = ["aclose", "cancelled", "check_stream", "failed", "is_terminal", "with_terminal"]
+__all__ = [
+    "TERMINAL_TYPES",
+    "aclose",
+    "cancelled",
+    "check_stream",
+    "failed",
+    "is_terminal",
+    "with_terminal",
+]
 
 _log = logging.getLogger("chatkeep.delivery")
+
+
+TERMINAL_TYPES: Final = frozenset({EventType.RUN_FINISHED.value, EventType.RUN_ERROR.value})
+"""As they stand in the JSON of an event."""
 
 
 def check_stream(stream: object) -> AsyncIterator[BaseEvent]:
@@ -39,7 +51,7 @@ def check_stream(stream: object) -> AsyncIterator[BaseEvent]:
 
 def is_terminal(event: BaseEvent) -> bool:
     """Whether ``event`` ends a run on the wire."""
-    return event.type in (EventType.RUN_FINISHED, EventType.RUN_ERROR)
+    return event.type.value in TERMINAL_TYPES
 
 
 def failed(message: str, code: str, *, thread_id: str, run_id: str) -> RunErrorEvent:

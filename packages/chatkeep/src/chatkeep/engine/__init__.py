@@ -5,7 +5,7 @@ It knows nothing of stores: :mod:`chatkeep.persistence` is one of its middleware
 
 from __future__ import annotations
 
-from chatkeep.engine.abort import CANCEL_REQUESTED, AbortSignal
+from chatkeep.engine.abort import CANCEL_REQUESTED, HAND_OVER, AbortSignal
 from chatkeep.engine.adapter import ModelAdapter, ModelRequest, model_finished
 from chatkeep.engine.chat import DEFAULT_MAX_TURNS, ChatStream, chat
 from chatkeep.engine.failure import Failure, failure_of
@@ -57,6 +57,7 @@ __all__ = [
     "CANCEL_REQUESTED",
     "DEFAULT_MAX_TURNS",
     "DROP",
+    "HAND_OVER",
     "AbortInfo",
     "AbortSignal",
     "BeforeToolDecision",

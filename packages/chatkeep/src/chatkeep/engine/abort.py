@@ -14,10 +14,13 @@ from typing import Final
 
 from anyio import CancelScope
 
-__all__ = ["CANCEL_REQUESTED", "AbortSignal", "Aborted", "Gate"]
+__all__ = ["CANCEL_REQUESTED", "HAND_OVER", "AbortSignal", "Aborted", "Gate"]
 
 CANCEL_REQUESTED: Final = "tanstack-ai:cancel-requested"
 """The abort reason that says: somebody asked for it, as opposed to a viewer who left."""
+
+HAND_OVER: Final = "chatkeep:hand-over"
+"""The abort reason of a driver that goes while its run can go on elsewhere."""
 
 
 class AbortSignal:

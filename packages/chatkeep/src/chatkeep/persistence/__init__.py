@@ -14,6 +14,7 @@ from chatkeep.persistence.completion import RunCompletion, RunOutcome
 from chatkeep.persistence.hydrate import hydrate_thread
 from chatkeep.persistence.lease import LEASE_LOST
 from chatkeep.persistence.middleware import PersistenceMiddleware, with_persistence
+from chatkeep.persistence.takeover import RunClaim, claim_run
 
 __all__ = [
     "DETACHABLE",
@@ -24,9 +25,11 @@ __all__ = [
     "PERSISTENCE_COMPLETION",
     "CancelOutcome",
     "PersistenceMiddleware",
+    "RunClaim",
     "RunCompletion",
     "RunOutcome",
     "cancel_run",
+    "claim_run",
     "hydrate_thread",
     "with_persistence",
 ]

@@ -33,16 +33,21 @@ from chatkeep.records import InterruptRecord
 __all__ = ["admit", "check_run"]
 
 
-def check_run(opening: Opening, run_id: str, thread_id: str) -> None:
+def check_run(opening: Opening, run_id: str, thread_id: str, *, claimed: str | None = None) -> None:
     """A run id is driven once: refuse one of another thread, one that is being driven, and
-    one that has ended.
+    one that has ended. ``claimed`` is the lease token of a run that is driven on.
 
     Raises:
-        RunConflict: ``foreign-thread``, ``running`` or ``terminal``.
+        RunConflict: ``foreign-thread``, ``running``, ``terminal`` or ``lease-lost``.
     """
     if opening.foreign_run:
         raise RunConflict(run_id, "foreign-thread", thread_id=thread_id)
     run = opening.run
+    if claimed is not None:
+        if run is None or run.lease is None or run.lease.token != claimed:
+            raise RunConflict(run_id, "lease-lost", thread_id=thread_id)
+        if not run.terminal:
+            return
     if run is None:
         return
     if run.terminal:

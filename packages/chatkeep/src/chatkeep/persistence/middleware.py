@@ -27,6 +27,7 @@ from chatkeep.persistence.capabilities import (
 from chatkeep.persistence.layout import Layout, chat_layout
 from chatkeep.persistence.reports import CounterName, Phase, Reports
 from chatkeep.persistence.shielding import to_the_end
+from chatkeep.persistence.takeover import RunClaim
 from chatkeep.persistence.turn import Turn
 
 __all__ = ["PersistenceMiddleware", "with_persistence"]
@@ -38,6 +39,7 @@ def with_persistence(
     snapshot_streaming: bool = False,
     snapshot_interval_ms: int = 1000,
     lease_ms: int = 30_000,
+    claim: RunClaim | None = None,
     on_persistence_error: Callable[[Phase, BaseException], object] | None = None,
 ) -> PersistenceMiddleware:
     """Keep a chat: its messages, runs and whatever else ``persistence`` has stores for.
@@ -63,6 +65,8 @@ def with_persistence(
             the transcript.
         snapshot_interval_ms: at most one draft in this time; the first at once.
         lease_ms: how long a run counts as alive after its process died; renewed every third.
+        claim: what :func:`claim_run` gave: the chat of that run drives it on instead of starting
+            it.
         on_persistence_error: called with the moment and the error whenever a write failed.
 
     Raises:
@@ -85,6 +89,7 @@ def with_persistence(
         layout,
         snapshot_ms=snapshot_interval_ms if snapshot_streaming else None,
         lease_ms=lease_ms,
+        claim=claim,
         reports=Reports(on_persistence_error),
     )
 
@@ -101,8 +106,10 @@ class PersistenceMiddleware(ChatMiddleware):
         *,
         snapshot_ms: int | None,
         lease_ms: int,
+        claim: RunClaim | None,
         reports: Reports,
     ) -> None:
+        self._claim = claim
         self._persistence = persistence
         self._layout = layout
         self._snapshot_ms = snapshot_ms
@@ -130,6 +137,7 @@ class PersistenceMiddleware(ChatMiddleware):
         return self._reports.counters
 
     def _turn(self, ctx: ChatContext) -> Turn:
+        claim = self._claim
         return ctx.state(
             self,
             lambda: Turn(
@@ -137,6 +145,7 @@ class PersistenceMiddleware(ChatMiddleware):
                 ctx,
                 lease_ms=self._lease_ms,
                 snapshot_ms=self._snapshot_ms,
+                claimed=claim.token if claim and claim.run.run_id == ctx.run_id else None,
                 reports=self._reports,
             ),
         )

@@ -11,8 +11,9 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
+from chatkeep.engine.abort import HAND_OVER
 from chatkeep.engine.middleware import (
     AbortInfo,
     ChatConfig,
@@ -57,7 +58,10 @@ from chatkeep.records import InterruptRecord, ModelMessage, RunError, RunPatch, 
 from chatkeep.rules import ANCHOR
 from chatkeep.stores import InterruptAnswer, RunStart
 
-__all__ = ["Turn"]
+__all__ = ["HAND_OVER_MS", "Turn"]
+
+HAND_OVER_MS: Final = 300_000
+"""How long a run that was handed over waits for a claim before it counts as lost."""
 
 
 class Turn:
@@ -68,6 +72,7 @@ class Turn:
         ctx: names thread and run.
         lease_ms: length of the lease; renewed every third of it.
         snapshot_ms: interval of drafts; None: no drafts.
+        claimed: the lease token of a run that is driven on; None: the run is started.
         reports: counters and callback.
     """
 
@@ -78,18 +83,22 @@ class Turn:
         *,
         lease_ms: int,
         snapshot_ms: int | None,
+        claimed: str | None = None,
         reports: Reports,
     ) -> None:
+        self._claimed = claimed
         self._layout = layout
         self._reports = reports
         self._run_id = ctx.run_id
         self._thread_id = ctx.thread_id
         self._lease_ms = lease_ms
         leased = layout.backend("runs") is not None or layout.desk is not None
-        self._token = secrets.token_urlsafe(16) if leased else None
+        self._token = (claimed or secrets.token_urlsafe(16)) if leased else None
         self._work = UnitOfWork(
             layout, ctx.thread_id, ctx.run_id, lease_token=self._token, reports=reports
         )
+        if claimed is not None:
+            self._work.drives_on()
         self._transcript = RunTranscript(ctx.run_id)
         self._committer = Committer(
             self._work, self._transcript, run_id=ctx.run_id, reports=reports
@@ -126,7 +135,7 @@ class Turn:
             StoreError: the store cannot be read.
         """
         opening = await self._work.open()
-        check_run(opening, self._run_id, self._thread_id)
+        check_run(opening, self._run_id, self._thread_id, claimed=self._claimed)
         resume = await admit(self._work, opening, config, parent_run_id=ctx.parent_run_id)
         self._resume = resume
         posted = await merge_post(
@@ -209,7 +218,7 @@ class Turn:
             await self._work.commit(boundary)
 
     def _run_start(self, ctx: ChatContext) -> RunStart | None:
-        if self._layout.stores.runs is None:
+        if self._layout.stores.runs is None or self._claimed is not None:
             return None
         extra: dict[str, Any] = {}
         if self._transcript.anchor_id is not None:
@@ -367,7 +376,16 @@ class Turn:
             refused = await self._end_badly(ctx, "aborted", None, phase="abort")
             self.completion.settle("aborted" if refused is None else "failed", refused)
         else:
+            if info.reason == HAND_OVER:
+                await self._hand_over()
             self.completion.settle("detached")
+
+    async def _hand_over(self) -> None:
+        """Best effort: left alone, the lease runs out."""
+        try:
+            await self._work.hand_over(now_ms(), HAND_OVER_MS)
+        except Exception as error:  # noqa: BLE001 - reported; foreign stores raise anything
+            self._reports.failure("abort", error, run_id=self._run_id)
 
     async def _aborts_for_good(self, ctx: ChatContext, info: AbortInfo) -> bool:
         if info.cancel_requested or self._lease.cancel_requested:

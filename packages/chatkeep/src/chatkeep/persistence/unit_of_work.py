@@ -167,6 +167,30 @@ class UnitOfWork:
         if isinstance(boundary.run, RunPatch):
             await self._end_stand_in()
 
+    def drives_on(self) -> None:
+        """The run is there, and its lease is this driver's."""
+        self._holds_lease = True
+
+    async def hand_over(self, now: int, wait_ms: int) -> None:
+        """Leave the run to whoever claims it within ``wait_ms``.
+
+        Raises:
+            StoreError: it could not be written; the lease runs out as it is.
+        """
+        backend, token = self.lease_backend, self._token
+        if backend is None or token is None:
+            return
+        await backend.renew_lease(self.thread_id, self.run_id, token, wait_ms)
+        await backend.commit_turn(
+            TurnCommit(
+                commit_id=new_commit_id(),
+                thread_id=self.thread_id,
+                run_id=self.run_id,
+                lease_token=token,
+                run=RunPatch(detached_since=now),
+            )
+        )
+
     def parked(self) -> None:
         """The run waits for a human: it has no lease any more."""
         self._holds_lease = False

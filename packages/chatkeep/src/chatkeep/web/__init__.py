@@ -16,19 +16,22 @@ if importlib.util.find_spec("starlette") is None:
 
 from chatkeep.web._agent import Agent
 from chatkeep.web._cancel import cancel_response
+from chatkeep.web._cors import CORS_OPTIONS
 from chatkeep.web._params import ChatParams, parse_chat_request
 from chatkeep.web._problem import problem_of
 from chatkeep.web._reconstruct import Authorize, reconstruct_chat
-from chatkeep.web._router import ChatRouter, ScopeOf, chat_router
+from chatkeep.web._router import ChatRouter, OnDisconnect, ScopeOf, chat_router
 from chatkeep.web._sse import encode_sse, follow_response, sse_response
 from chatkeep.web._watch import watch_response
 
 __all__ = [
+    "CORS_OPTIONS",
     "Agent",
     "Authorize",
     "BadRequest",
     "ChatParams",
     "ChatRouter",
+    "OnDisconnect",
     "ScopeOf",
     "cancel_response",
     "chat_router",

@@ -14,11 +14,16 @@ from chatkeep.backends import Persistence
 from chatkeep.delivery._terminal import aclose, check_stream
 from chatkeep.engine import ChatStream, chat
 from chatkeep.errors import CompositionError
-from chatkeep.persistence import PERSISTENCE, PersistenceMiddleware, with_persistence
+from chatkeep.persistence import (
+    DETACHABLE,
+    PERSISTENCE,
+    PersistenceMiddleware,
+    with_persistence,
+)
 from chatkeep.scope import EMPTY_SCOPE, Scope
 from chatkeep.web._params import ChatParams
 
-__all__ = ["Agent", "Runner"]
+__all__ = ["Agent", "Runner", "detachable"]
 
 Agent: TypeAlias = Callable[
     [ChatParams], "AsyncIterator[BaseEvent] | Awaitable[AsyncIterator[BaseEvent]]"
@@ -132,4 +137,11 @@ def _keeps_elsewhere(stream: ChatStream, scope: Scope) -> bool:
         for middleware in stream.middleware
         if isinstance(middleware, PersistenceMiddleware)
         for backend in middleware.persistence.backends
+    )
+
+
+def detachable(stream: object) -> bool:
+    """Whether a middleware of the chat says that its run can go on in another process."""
+    return isinstance(stream, ChatStream) and any(
+        DETACHABLE in item.provides for item in stream.middleware
     )

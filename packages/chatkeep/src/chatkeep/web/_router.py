@@ -20,8 +20,9 @@ import inspect
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
-from typing import Any, Self, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -40,7 +41,7 @@ from chatkeep.errors import (
     RunConflictReason,
 )
 from chatkeep.scope import EMPTY_SCOPE, Scope
-from chatkeep.web._agent import Agent, Runner
+from chatkeep.web._agent import Agent, Runner, detachable
 from chatkeep.web._cancel import cancel_response
 from chatkeep.web._params import ChatParams, parse_chat_request
 from chatkeep.web._problem import forbidden, problem, problem_of
@@ -49,7 +50,10 @@ from chatkeep.web._sse import HEARTBEAT, follow_response
 from chatkeep.web._sweep import Sweeper
 from chatkeep.web._watch import watch_response
 
-__all__ = ["ChatRouter", "ScopeOf", "chat_router"]
+__all__ = ["ChatRouter", "OnDisconnect", "ScopeOf", "chat_router"]
+
+OnDisconnect: TypeAlias = Literal["detach", "abort"]
+"""What becomes of a run whose client has closed the connection of its post."""
 
 ScopeOf: TypeAlias = Callable[[Request], "Scope | Awaitable[Scope | None] | None"]
 """Whose rows a request works on, from the trusted session; None or an empty scope is nobody."""
@@ -64,6 +68,7 @@ def chat_router(
     allow_anonymous: bool = False,
     path: str = "/",
     log: DeliveryLog | None = None,
+    on_disconnect: OnDisconnect = "detach",
     drain: float = 5.0,
     heartbeat: float = HEARTBEAT,
     max_body_bytes: int = 32 << 20,
@@ -91,7 +96,13 @@ def chat_router(
             scope; one that stores in another is refused before anything is read.
         allow_anonymous: let everybody who knows a thread's id read and continue it.
         path: where the routes live.
-        log: where events are kept for viewers; in this process by default.
+        log: where events are kept for viewers; in this process by default, so that only the
+            worker that drives a run can show it. ``StoredLog(persistence)`` keeps them in the
+            database: any worker shows any run, and viewers survive the worker.
+        on_disconnect: what it means when the client that posted a run closes its connection. A
+            closed tab, a lost network and the Stop button of some clients look the same.
+            ``"detach"``: the run goes on and can be joined; stopping it is a request (DELETE).
+            ``"abort"``: the run is stopped, also if other tabs watch it.
         drain: seconds that runs get to finish by themselves at shutdown.
         heartbeat: seconds of silence before a stream sends a comment line.
         max_body_bytes: larger posts are refused with 413.
@@ -121,6 +132,7 @@ def chat_router(
         scope=EMPTY_SCOPE if scope is None else scope,
         path=path,
         delivery=Delivery(log, drain=drain),
+        on_disconnect=on_disconnect,
         heartbeat=heartbeat,
         max_body_bytes=max_body_bytes,
         include_runs=include_runs,
@@ -146,6 +158,7 @@ class ChatRouter:
         scope: Scope | ScopeOf,
         path: str,
         delivery: Delivery,
+        on_disconnect: OnDisconnect,
         heartbeat: float,
         max_body_bytes: int,
         include_runs: bool,
@@ -162,11 +175,14 @@ class ChatRouter:
             Route(path, self._get, methods=["GET"]),
             Route(path, self._delete, methods=["DELETE"]),
         ]
+        if on_disconnect not in ("detach", "abort"):
+            raise CompositionError(f"on_disconnect is 'detach' or 'abort', not {on_disconnect!r}")
         self.delivery = delivery
+        self._stops = on_disconnect == "abort"
         self._app = Router(routes=self.routes, lifespan=self.lifespan)
         self._persistence = persistence
         self._runner = Runner(agent, persistence, scoped=scope != EMPTY_SCOPE)
-        self._sweeper = Sweeper(persistence, sweep_seconds)
+        self._sweeper = Sweeper(persistence, delivery, sweep_seconds)
         self._authorize = authorize
         self._scope = scope
         self._heartbeat = heartbeat
@@ -264,21 +280,35 @@ class ChatRouter:
         if refusal is not None:
             return refusal
         key = RunKey(run_id=params.run_id, scope=scope)
+        started = False
         if not await self._known_here(key, params.thread_id):
             persistence = self._scoped(scope)
             await _refuse_known(persistence, params)
-            await self._start(key, replace(params, store=persistence, request=request))
-        return follow_response(await self.delivery.follow(key), heartbeat=self._heartbeat)
+            started = await self._start(key, replace(params, store=persistence, request=request))
+        return follow_response(
+            await self.delivery.follow(key),
+            heartbeat=self._heartbeat,
+            on_leave=partial(self.delivery.abort, key) if started and self._stops else None,
+        )
 
-    async def _start(self, key: RunKey, params: ChatParams) -> None:
+    async def _start(self, key: RunKey, params: ChatParams) -> bool:
+        """Whether it was this post that started the run."""
         signal = AbortSignal()
         stream = await self._runner.stream(replace(params, abort=signal), key.scope)
         try:
-            await self.delivery.start(stream, key=key, thread_id=params.thread_id, abort=signal)
+            await self.delivery.start(
+                stream,
+                key=key,
+                thread_id=params.thread_id,
+                abort=signal,
+                detachable=detachable(stream),
+            )
         except RunConflict:
             # The same post twice at once: the second one watches what the first one started.
             if not await self._known_here(key, params.thread_id):
                 raise
+            return False
+        return True
 
     async def _known_here(self, key: RunKey, thread_id: str) -> bool:
         run = await self.delivery.find(key)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from ag_ui.core import BaseEvent, RunStartedEvent
@@ -90,10 +90,14 @@ def sse_response(
 
 
 def follow_response(
-    batches: AsyncIterator[Sequence[LoggedEvent]], *, heartbeat: float = HEARTBEAT
+    batches: AsyncIterator[Sequence[LoggedEvent]],
+    *,
+    heartbeat: float = HEARTBEAT,
+    on_leave: Callable[[], Awaitable[object]] | None = None,
 ) -> Response:
-    """The response that follows a log: what ``await delivery.follow(key, after)`` returns."""
-    return EventStream(_framed(batches), heartbeat=heartbeat)
+    """The response that follows a log: what ``await delivery.follow(key, after)`` returns.
+    ``on_leave`` is called when the client leaves before the end."""
+    return EventStream(_framed(batches), heartbeat=heartbeat, on_leave=on_leave)
 
 
 def _ids(stream: Any) -> dict[str, str]:
@@ -153,11 +157,19 @@ class EventStream(Response):
     leaving sets off has happened when the request is over.
     """
 
-    def __init__(self, frames: AsyncIterator[bytes], *, heartbeat: float = HEARTBEAT) -> None:
+    def __init__(
+        self,
+        frames: AsyncIterator[bytes],
+        *,
+        heartbeat: float = HEARTBEAT,
+        on_leave: Callable[[], Awaitable[object]] | None = None,
+    ) -> None:
         super().__init__(None, 200, headers=SSE_HEADERS)
         del self.headers["content-length"]
         self._frames = frames
         self._heartbeat = heartbeat
+        self._on_leave = on_leave
+        self._complete = False
 
     async def __call__(self, _scope: AsgiScope, receive: Receive, send: Send) -> None:
         """Stream until the frames end or the client is gone."""
@@ -169,6 +181,8 @@ class EventStream(Response):
             gone.cancel()
             pump.cancel()
             await asyncio.wait({gone, pump})
+            if self._on_leave is not None and not self._complete:
+                await self._on_leave()
         for task in (gone, pump):
             if not task.cancelled():
                 task.result()
@@ -183,6 +197,7 @@ class EventStream(Response):
                     await send(_body(_KEEP_ALIVE))
                 frames = turn.result()
                 if frames is None:
+                    self._complete = True
                     break
                 await send(_body(frames))
             await send(_body(b"", more=False))

@@ -8,6 +8,7 @@ import random
 
 from chatkeep._admin import backend_of
 from chatkeep.backends import Persistence
+from chatkeep.delivery import Delivery, RunLog
 from chatkeep.errors import StoreClosed
 
 __all__ = ["Sweeper"]
@@ -19,18 +20,22 @@ _FIRST = 5.0
 
 
 class Sweeper:
-    """Calls ``persistence.maintenance().sweep()`` every ``seconds``, in a task of its own.
+    """Sweeps runs, then the delivery log, every ``seconds``, in a task of its own: viewers of a
+    lost run are told when its transcript has what there is of it.
 
     The first time soon after :meth:`start`; times vary a little, so that the processes of a
     deployment do not sweep together. A sweep that fails is logged, and the next one tried. With
-    no interval, or a runs store that keeps no leases, there is nothing to do.
+    no interval, or a runs store that keeps no leases and a log of this process, there is
+    nothing to do.
     """
 
-    def __init__(self, persistence: Persistence, seconds: float | None) -> None:
+    def __init__(self, persistence: Persistence, delivery: Delivery, seconds: float | None) -> None:
         self._persistence = persistence
+        self._delivery = delivery
         runs = persistence.stores.runs
-        can = runs is not None and backend_of(persistence, runs) is not None
-        self._seconds = seconds if can else None
+        self._leases = runs is not None and backend_of(persistence, runs) is not None
+        useful = self._leases or not isinstance(delivery.log, RunLog)
+        self._seconds = seconds if useful else None
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -48,12 +53,17 @@ class Sweeper:
         await asyncio.sleep(min(seconds, _FIRST) * random.uniform(0.1, 1.0))
         while True:
             try:
-                for lost in await self._persistence.maintenance().sweep():
-                    run = lost.run
-                    _log.warning("run %r of thread %r was lost", run.run_id, run.thread_id)
+                await self._sweep()
             except StoreClosed:
                 _log.warning("the persistence is closed: lost runs are no longer swept")
                 return
             except Exception:  # noqa: BLE001 - a chat server lives on; it is logged and tried again
                 _log.exception("lost runs could not be swept; the next try comes")
             await asyncio.sleep(seconds * random.uniform(0.9, 1.1))
+
+    async def _sweep(self) -> None:
+        if self._leases:
+            for lost in await self._persistence.maintenance().sweep():
+                run = lost.run
+                _log.warning("run %r of thread %r was lost", run.run_id, run.thread_id)
+        await self._delivery.sweep()

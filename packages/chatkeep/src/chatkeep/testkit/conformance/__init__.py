@@ -17,7 +17,8 @@ fixture and ``skip`` there. One persistence may be shared by all cases: each use
 **Declare or fail.** Each of the five stores is tested; one that is missing fails unless
 ``skip`` names it, and then every case about it is reported as skipped. A tier that is absent
 skips by itself, by name; a tier of which only some methods are there fails. ``skip`` takes tiers
-too, and ``"ThreadAdmin"``, ``"TurnBackend"``, ``"Scope"`` and ``"Maintenance"``.
+too, and ``"ThreadAdmin"``, ``"TurnBackend"``, ``"DeliveryLog"``, ``"LockStore"``,
+``"Scope"`` and ``"Maintenance"``.
 
 The cases are async and run under the anyio pytest plugin, which comes with chatkeep; pytest and
 hypothesis come with the extra ``chatkeep[testkit]``.
@@ -47,6 +48,8 @@ for _name in (
     "interrupts",
     "leases",
     "listed",
+    "locks",
+    "logs",
     "maintenance",
     "messages",
     "metadata",
@@ -70,6 +73,8 @@ from chatkeep.testkit.conformance._cuts import TestCutArchive  # noqa: E402
 from chatkeep.testkit.conformance._edges import TestEdges  # noqa: E402
 from chatkeep.testkit.conformance._interrupts import TestBatchCommit, TestInterrupts  # noqa: E402
 from chatkeep.testkit.conformance._leases import TestDrafts, TestLeases  # noqa: E402
+from chatkeep.testkit.conformance._locks import TestLockStore  # noqa: E402
+from chatkeep.testkit.conformance._logs import TestDeliveryLog  # noqa: E402
 from chatkeep.testkit.conformance._maintenance import TestMaintenance  # noqa: E402
 from chatkeep.testkit.conformance._messages import TestMessages  # noqa: E402
 from chatkeep.testkit.conformance._metadata import TestMetadata, TestVersionedMetadata  # noqa: E402
@@ -94,10 +99,12 @@ __all__ = [
     "TestCommits",
     "TestConcurrency",
     "TestCutArchive",
+    "TestDeliveryLog",
     "TestDrafts",
     "TestEdges",
     "TestInterrupts",
     "TestLeases",
+    "TestLockStore",
     "TestMaintenance",
     "TestMessages",
     "TestMetadata",
