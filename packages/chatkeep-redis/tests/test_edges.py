@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import Any
 
@@ -9,10 +10,10 @@ import pytest
 from redis.exceptions import ConnectionError as Lost
 
 from chatkeep import Persistence
-from chatkeep.errors import CorruptRecord, ThreadConflict
+from chatkeep.errors import CorruptRecord, RunConflict, ThreadConflict
 from chatkeep.records import RunPatch
 from chatkeep.rules import new_commit_id
-from chatkeep.stores import TurnCommit, ViewQuery
+from chatkeep.stores import RunStart, TurnCommit, ViewQuery
 from chatkeep_redis import redis_persistence
 from servers.redis import RedisSpace
 
@@ -128,3 +129,38 @@ async def test_a_remembered_commit_that_cannot_be_read_is_corrupt(
         client.hset(head, "commits", line.split(b" ")[0] + b" x y")
     with pytest.raises(CorruptRecord, match="commit line"):
         await backend.commit_turn(commit)
+
+
+async def test_a_run_id_that_looks_free_is_taken_only_as_it_was_looked_at(
+    anywhere: RedisSpace, persistence: Persistence, tools: Any
+) -> None:
+    """Its thread ran out and only the look-up is left; while another thread asks for the id, the
+    first one starts the run anew. One of them has it."""
+    backend, stores = tools.backend(persistence), persistence.stores
+    await stores.runs.create_or_resume("r", "first", started_at=1)
+    with anywhere.server.client() as client:
+        for key in anywhere.names():
+            if "{t/" in key:
+                client.delete(key)
+    tools.hints_last(persistence, 50)
+    await asyncio.sleep(0.2)
+    backend = tools.backend(persistence)
+    runner: Any = tools.space(persistence).runner
+    send = runner._send
+
+    async def meddled(name: str, keys: Any, values: Any) -> Any:
+        answer = await send(name, keys, values)
+        if name == "runs":
+            runner._send = send
+            await stores.runs.create_or_resume("r", "first", started_at=2)
+        return answer
+
+    runner._send = meddled
+    late = TurnCommit(
+        commit_id=new_commit_id(), thread_id="second", run=RunStart(run_id="r", started_at=3)
+    )
+    with pytest.raises(RunConflict, match="another thread"):
+        await backend.commit_turn(late)
+    runner._send = send
+    assert (await stores.runs.get("r")).thread_id == "first"
+    assert (await backend.read_view("second", ViewQuery(runs="all"))).runs == []

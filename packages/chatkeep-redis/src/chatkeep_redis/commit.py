@@ -37,7 +37,11 @@ _TRIES = 5
 
 @dataclass(slots=True)
 class _Hinted:
-    """What was written into other slots for a commit, and when; what it may take over."""
+    """What was written into other slots for a commit, and when.
+
+    ``takeover``: which look-up of its run id it may take over. On a cluster the thread that it
+    names, as long as no claim is young; elsewhere the claims on it, as long as they are those.
+    """
 
     kinds: str = ""
     at: int = 0
@@ -78,7 +82,8 @@ async def _with_hints(space: Space, encoded: EncodedCommit, hinted: _Hinted) -> 
             hinted.detached_since = answer[3]
             await _write_hints(space, encoded, hinted, answer[2].decode(), answer[1])
         elif kind == b"foreign":
-            hinted.takeover = await _unowned(space, encoded, answer[1].decode())
+            await _unowned(space, encoded, answer[1].decode())
+            hinted.takeover = answer[2].decode()
         elif kind in (b"ok", b"known"):
             space.hints.saw_clock(answer[1])
             receipt = _receipt(encoded, answer)

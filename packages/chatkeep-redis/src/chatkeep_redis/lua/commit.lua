@@ -85,7 +85,11 @@ if start then
   else
     if not apart then
       local owner = call('HGET', OWNER, 'thread')
-      if owner and owner ~= thread_id and owner ~= takeover then return {'foreign', owner} end
+      if owner and owner ~= thread_id then
+        -- Taken over only as it was when its thread was found to have no such run.
+        local claims = table.concat(call('HKEYS', OWNER), ' ')
+        if claims ~= takeover then return {'foreign', owner, claims} end
+      end
     end
     run, created_run = parse(start.raw, 'new run'), true
     run:set('order', text(order))
