@@ -382,3 +382,27 @@ async def test_what_a_crash_left_undone_is_done_by_a_sweep(plain: Persistence, t
     assert [(lost.run.run_id, lost.run.status) for lost in swept] == [("r", "failed")]
     assert await backend._db.find("chatkeep_threads", {"thread_id": "gone"}) == []
     assert [row["id"] for row in await backend._db.find("chatkeep_entries", {})] == ["u"]
+
+
+async def test_a_sweep_finishes_the_deletion_of_a_thread_that_never_began(
+    plain: Persistence, tools: Any
+) -> None:
+    """All there is of it is a head that keeps it from a run which another thread has taken over."""
+    backend = tools.backend(plain)
+    await backend.ping()
+
+    def start(thread: str) -> TurnCommit:
+        run = RunStart(run_id="r", started_at=1)
+        return TurnCommit(commit_id=thread, thread_id=thread, run=run)
+
+    broken, _ = tools.watched(plain, crash_at=1, after=True)
+    with pytest.raises(tools.Crash):
+        await broken.commit_turn(start("x"))
+    await backend.commit_turn(start("y"))
+    broken, _ = tools.watched(plain, crash_at=1, after=True)
+    with pytest.raises(tools.Crash):
+        await broken.delete_thread("x")
+    assert len(await backend._db.find("chatkeep_threads", {})) == 2
+    await plain.maintenance().sweep()
+    (left,) = await backend._db.find("chatkeep_threads", {})
+    assert left["thread_id"] == "y"

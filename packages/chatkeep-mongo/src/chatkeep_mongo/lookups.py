@@ -181,7 +181,8 @@ async def list_lost(db: Driver, limit: int) -> list[LostRun]:
         THREADS, {"redo.version": {"$gte": 0}}, {"thread_id": 1}, limit=_UNDONE_AT_ONCE
     )
     for row in undone:
-        await find_head(db, row["_id"], row["thread_id"], to_write=True)
+        # A head that only keeps a thread from a run (see claims) has no id beside its key.
+        await find_head(db, row["_id"], row.get("thread_id", ""), to_write=True)
     query = {"status": "running", "lease_until": {"$lte": await db.clock()}}
     return await _lost_runs(db, query, "lease_until", limit)
 
