@@ -397,3 +397,61 @@ async def test_a_stale_hint_misleads_nobody(plain: Persistence, opened: Any, too
         assert ([m["id"] for m in view.messages], view.runs) == (["new"], [])
         rows = await one._db.find("chatkeep_entries", {})
         assert [row["id"] for row in rows] == ["new"]
+
+
+async def test_a_late_erasure_takes_no_message_that_was_committed_since(
+    plain: Persistence, tools: Any
+) -> None:
+    """It names messages that a commit has stored but not committed yet. Somebody else carries it
+    out, the commit is made, and then the one who began to erase wakes up."""
+    backend = tools.backend(plain)
+    await backend.commit_turn(tools.said("t", "a"))
+    commit = tools.said("t", "b", keep=9)
+    broken, _ = tools.watched(plain, crash_at=1, after=True)
+    with pytest.raises(tools.Crash):
+        await broken.commit_turn(commit)
+    slow, watch = tools.watched(plain)
+    stopped, go = asyncio.Event(), asyncio.Event()
+
+    async def pause(name: str, where: str) -> None:
+        if (name, where) == ("delete", "chatkeep_entries"):
+            stopped.set()
+            await go.wait()
+
+    watch.pause = pause
+    erasing = asyncio.create_task(slow.erase_messages("t", ["b"]))
+    await stopped.wait()
+    await backend.commit_turn(commit)
+    go.set()
+    assert await erasing == 0
+    assert [m["id"] for m in (await backend.read_view("t", ViewQuery())).messages] == ["a", "b"]
+
+
+async def test_a_commit_that_a_failover_takes_back_is_not_acknowledged(
+    plain: Persistence, opened: Any, tools: Any
+) -> None:
+    """Its reply was lost. Sent again, it finds itself in a head that no majority has yet, and which
+    is taken back before it can be made sure of: it is applied again."""
+    backend = tools.backend(plain)
+    await backend.commit_turn(tools.said("t", "a"))
+    (before,) = await backend._db.find("chatkeep_threads", {})
+    commit = tools.said("t", "b", keep=9)
+    await backend.commit_turn(commit)
+    async with opened("pymongo") as other:
+        handle, watch = tools.watched(other)
+        taken_back = 0
+
+        async def pause(name: str, where: str) -> None:
+            nonlocal taken_back
+            if (name, where) == ("update", "chatkeep_threads") and not taken_back:
+                taken_back += 1
+                same = {"_id": before["_id"]}
+                await backend._db.replace("chatkeep_threads", [(same, before)], upsert=False)
+
+        watch.pause = pause
+        receipt = await handle.commit_turn(commit)
+    assert taken_back
+    assert not receipt.replayed
+    view = await backend.read_view("t", ViewQuery())
+    assert [m["id"] for m in view.messages] == ["a", "b"]
+    assert view.revision == receipt.revision

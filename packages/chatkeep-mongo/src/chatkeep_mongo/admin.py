@@ -271,7 +271,14 @@ async def _erase_messages(db: Driver, message_ids: list[str], found: Found) -> i
         return 0
     gone = [row["n"] for row in rows]
     live = without(head.live, gone)
-    after = replace(head, live=live, newest=newest_of(live), count=size(live))
+    # Messages that a commit has stored but not committed go too: their numbers must not return.
+    after = replace(
+        head,
+        live=live,
+        newest=newest_of(live),
+        count=size(live),
+        next=max(head.next, gone[-1] + 1),
+    )
     erased = head.count - after.count
     if erased:
         after = replace(after, revision=new_revision(head.version + 1))

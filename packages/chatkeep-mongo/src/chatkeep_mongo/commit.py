@@ -115,6 +115,8 @@ async def _attempt(
     )
     head = found.head or fresh
     if found.line is not None:
+        if not await _confirmed(db, encoded):
+            return None
         known = receipt_of(found.line, commit.thread_id)
         run = run_of(found.run) if found.run is not None and commit.run is not None else None
         return replace(known, run=run)
@@ -147,6 +149,13 @@ async def _attempt(
         await clear_redo(db, head.key, plan.after.stamp, head.t, redo)
     hints.saw(plan.after, plan.now, encoded.run_key, plan.receipt.run)
     return plan.receipt
+
+
+async def _confirmed(db: Driver, encoded: EncodedCommit) -> bool:
+    """Whether a commit that the head remembers is there for good: its first attempt may have ended
+    before a majority, or the journal, had it. A write that changes nothing waits for both."""
+    same = {"_id": encoded.thread_key, "commits.mark": encoded.mark}
+    return await db.update(THREADS, same, {"$max": {"version": 0}})
 
 
 async def write_head(
