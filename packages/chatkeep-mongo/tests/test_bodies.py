@@ -173,6 +173,26 @@ async def test_what_is_replaced_or_deleted_leaves_no_piece(
                 assert database[name].count_documents({}) == 0, name
 
 
+async def test_what_is_left_of_a_long_draft_after_an_erasure_stands_in_pieces_too(
+    plain: Persistence, mongo_database: MongoDatabase, tools: Any, short: int
+) -> None:
+    """Else it might not fit into a document; and what is left of it may well be short."""
+    backend = tools.backend(plain)
+    await backend.commit_turn(
+        TurnCommit(commit_id="c", thread_id="t", run=RunStart(run_id="r", started_at=1))
+    )
+    messages = [assistant("x"), assistant("y", "y" * 300), assistant("z", "z" * 300)]
+    await backend.save_draft("t", "r", messages)
+    with mongo_database.opened() as database:
+        for erased, parts in (("x", 4), ("y", 2), ("z", 0)):
+            await backend.erase_messages("t", [erased])
+            messages = [message for message in messages if message["id"] != erased]
+            view = await backend.read_view("t", ViewQuery(drafts=True))
+            assert view.drafts[0].messages == messages
+            assert database[PIECES].count_documents({}) == parts
+            assert all(len(bson.encode(row)) < 1000 for row in database["chatkeep_runs"].find())
+
+
 async def test_a_missing_piece_is_corruption_and_not_a_shorter_message(
     plain: Persistence, mongo_database: MongoDatabase, tools: Any, short: int
 ) -> None:
@@ -182,6 +202,18 @@ async def test_a_missing_piece_is_corruption_and_not_a_shorter_message(
         database[PIECES].delete_one({"piece": {"$regex": "^m"}, "i": 1})
     with pytest.raises(CorruptRecord, match="thread 't'"):
         await backend.read_view("t", ViewQuery())
+
+
+async def test_an_erasure_that_meets_a_draft_without_its_pieces_says_so(
+    plain: Persistence, mongo_database: MongoDatabase, tools: Any, short: int
+) -> None:
+    """It cannot promise that the message is gone, and does not try for ever."""
+    backend = tools.backend(plain)
+    await everything(backend, 0)
+    with mongo_database.opened() as database:
+        database[PIECES].delete_one({"piece": {"$regex": "^d"}, "i": 1})
+    with pytest.raises(CorruptRecord, match="a draft"):
+        await backend.erase_messages("t", ["d"])
 
 
 @pytest.mark.parametrize(

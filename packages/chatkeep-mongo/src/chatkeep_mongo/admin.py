@@ -15,7 +15,7 @@ from chatkeep.records import CutRecord, ModelMessage, ThreadInfo
 from chatkeep.rules import decode_cursor, encode_cursor, new_revision
 from chatkeep.scope import Scope
 from chatkeep.stores import ThreadList
-from chatkeep_mongo.bodies import Torn, check_format, drop_pieces
+from chatkeep_mongo.bodies import Patience, Torn, check_format
 from chatkeep_mongo.commit import write_head
 from chatkeep_mongo.driver import Driver, milliseconds
 from chatkeep_mongo.found import Found, at_rest, find_head, load_drafts
@@ -30,6 +30,7 @@ from chatkeep_mongo.layout import (
     thread_key,
     values_key,
 )
+from chatkeep_mongo.lookups import put_draft
 from chatkeep_mongo.ranges import (
     flatten,
     from_flat,
@@ -327,7 +328,10 @@ async def _erase_from_drafts(db: Driver, head: Head, asked: set[str]) -> None:
     """Rewrite the drafts that hold one of these messages, unless a newer draft came meanwhile: then
     that one."""
     query: Document = {"t": head.t, "draft_at": {"$exists": True}}
-    while True:
+    patience = Patience("a draft")
+    for attempt in count():
+        if attempt:
+            await back_off(attempt)
         rows = await db.find(RUNS, query)
         again = False
         for row in rows:
@@ -336,20 +340,14 @@ async def _erase_from_drafts(db: Driver, head: Head, asked: set[str]) -> None:
                 if "draft" in row:
                     same["draft"] = row["draft"]
                 await load_drafts(db, [row])
-            except Torn:
+            except Torn as error:
+                patience.torn(error, str(row["draft_at"]))
                 again = True
                 continue
             messages: list[ModelMessage] = decode(row["draft"], f"draft of run {row['run_id']!r}")
             rest = [message for message in messages if message.get("id") not in asked]
             if len(rest) == len(messages):
                 continue
-            change = {
-                "$set": {"draft": encode(rest).decode()},
-                "$unset": {"draft_piece": "", "draft_parts": ""},
-            }
-            if await db.update(RUNS, same, change):
-                await drop_pieces(db, head.t, [row[n] for n in ("draft_piece",) if n in row])
-            else:
-                again = True
+            again |= not await put_draft(db, head.t, same, encode(rest), {})
         if not again:
             return

@@ -25,6 +25,7 @@ __all__ = [
     "list_child_runs",
     "list_lost",
     "list_reclaimable",
+    "put_draft",
     "renew_lease",
     "save_draft",
 ]
@@ -55,31 +56,56 @@ async def save_draft(
     for attempt in count():
         if attempt:
             await back_off(attempt)
-        change = await _draft_change(db, key, body)
-        if change is not None:
-            was = await db.change(
-                RUNS, open_run, change, {"t": 1, "draft_piece": 1}, after=False, durable=False
-            )
-            if was is not None:
-                await drop_pieces(db, was["t"], [was[n] for n in ("draft_piece",) if n in was])
-                return
+        t = await _place_of(db, key, body)
+        if t is not None and await put_draft(
+            db, t, open_run, body, {"draft_at": _NOW}, durable=False
+        ):
+            return
         found = await find_head(db, thread_key(scope, thread_id), thread_id, run_key=key)
         check_writer(_own(found), run_id, thread_id, lease_token)
 
 
-async def _draft_change(db: Driver, key: str, body: bytes) -> list[Document] | None:
-    """What to set in the run's document; None if there is none to belong to."""
-    fields: Document = {"draft_at": _NOW}
+async def _place_of(db: Driver, key: str, body: bytes) -> str | None:
+    """What the pieces of a draft hang on, mostly none; None if there is no run to belong to."""
     if len(body) <= INLINE:
-        fields["draft"] = {"$literal": body.decode()}
-        return [{"$set": fields}, {"$unset": ["draft_piece", "draft_parts"]}]
+        return ""
     found = await db.find(RUNS, {"_id": key}, {"t": 1})
-    if not found:
-        return None
-    pieces = split_pieces(body, t=found[0]["t"], piece=f"d{key}.{new_stamp()}")
-    await db.insert_missing(PIECES, pieces)
-    fields |= {"draft_piece": {"$literal": pieces[0]["piece"]}, "draft_parts": len(pieces)}
-    return [{"$set": fields}, {"$unset": ["draft"]}]
+    return found[0]["t"] if found else None
+
+
+async def put_draft(
+    db: Driver, t: str, run: Document, body: bytes, fields: Document, *, durable: bool = True
+) -> bool:
+    """Put a draft into the document of a run, and drop the pieces of the one before; False if no
+    run matches.
+
+    Args:
+        db: the database.
+        t: what pieces hang on.
+        run: matches the run.
+        body: the draft.
+        fields: to set with it.
+        durable: see :meth:`Driver.change`.
+    """
+    pieces: list[Document] = []
+    unset = ["draft"]
+    if len(body) <= INLINE:
+        fields = {**fields, "draft": {"$literal": body.decode()}}
+        unset = ["draft_piece", "draft_parts"]
+    else:
+        pieces = split_pieces(body, t=t, piece=f"d{run['_id']}.{new_stamp()}")
+        await db.insert_missing(PIECES, pieces)
+        name = {"$literal": pieces[0]["piece"]}
+        fields = {**fields, "draft_piece": name, "draft_parts": len(pieces)}
+    change: list[Document] = [{"$set": fields}, {"$unset": unset}]
+    was = await db.change(
+        RUNS, run, change, {"t": 1, "draft_piece": 1}, after=False, durable=durable
+    )
+    if was is None:
+        await drop_pieces(db, t, [piece["piece"] for piece in pieces[:1]])
+        return False
+    await drop_pieces(db, was["t"], [was[n] for n in ("draft_piece",) if n in was])
+    return True
 
 
 def _own(found: Found) -> RunRecord | None:
