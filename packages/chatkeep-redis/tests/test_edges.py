@@ -79,7 +79,7 @@ async def test_a_draft_that_is_written_while_messages_are_erased_loses_them_too(
     assert draft.messages == []
 
 
-@pytest.mark.parametrize("what", ["draft", "lease", "purge"])
+@pytest.mark.parametrize("what", ["draft", "lease", "purge", "metadata", "forgetting metadata"])
 async def test_every_kind_of_write_renews_look_ups_in_time(
     anywhere: RedisSpace, tools: Any, what: str
 ) -> None:
@@ -89,6 +89,7 @@ async def test_every_kind_of_write_renews_look_ups_in_time(
         await persistence.stores.runs.create_or_resume("r", "t", started_at=1, lease_token="l")
         await backend.commit_turn(tools.said("t", "a"))
         await backend.commit_turn(tools.said("t", "b"))
+        await persistence.stores.metadata.set("n", "t", 1)
         head = next(key for key in anywhere.names() if key.endswith(":head"))
         owner = next(key for key in anywhere.names() if "{r/" in key)
         with anywhere.server.client() as client:
@@ -98,6 +99,8 @@ async def test_every_kind_of_write_renews_look_ups_in_time(
                 "draft": lambda: backend.save_draft("t", "r", [{"role": "assistant"}]),
                 "lease": lambda: backend.renew_lease("t", "r", "l", 1000),
                 "purge": lambda: backend.purge_cuts("t", before=2**50),
+                "metadata": lambda: persistence.stores.metadata.set("n", "t", 2),
+                "forgetting metadata": lambda: persistence.stores.metadata.delete("n", "t"),
             }
             await calls[what]()
             assert client.pttl(owner) > 2.9 * ttl

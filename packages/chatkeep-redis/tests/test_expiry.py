@@ -155,14 +155,44 @@ async def test_metadata_that_is_of_no_thread_stays(anywhere: RedisSpace) -> None
 async def test_a_thread_that_was_to_run_out_stays_once_that_is_switched_off(
     anywhere: RedisSpace,
 ) -> None:
-    """At its next write; look-ups with it."""
+    """At its next write; look-ups and lists with it."""
     async with redis_persistence(anywhere.url(), thread_ttl_ms=LONG) as persistence:
         await fill(persistence, "t")
     async with redis_persistence(anywhere.url()) as persistence:
         await persistence.stores.messages.save_thread("t", [{"role": "user", "content": "new"}])
+        assert set(lives(anywhere).values()) == {-1}
+
+
+async def test_a_list_that_was_to_run_out_keeps_what_is_written_without_that(
+    anywhere: RedisSpace,
+) -> None:
+    """Also when no thread of before is written again."""
+    async with redis_persistence(anywhere.url(), thread_ttl_ms=LONG) as persistence:
+        await fill(persistence, "t")
+    async with redis_persistence(anywhere.url()) as persistence:
+        await fill(persistence, "new", run="other")
         left = lives(anywhere)
-        indexes = ("{i/",)
-        assert {v for key, v in left.items() if not any(i in key for i in indexes)} == {-1}
+        assert {value for key, value in left.items() if "{i/" in key} == {-1}
+        # A parent has children of both; its look-up stays with those that stay.
+        assert {value for key, value in left.items() if "{p/" in key} == {-1}
+
+
+async def test_lists_live_as_long_as_a_thread_that_is_on_them(
+    anywhere: RedisSpace, tools: Any
+) -> None:
+    """Its cut and its run are on lists that nothing else is written to."""
+    async with redis_persistence(anywhere.url(), thread_ttl_ms=LONG) as persistence:
+        await fill(persistence, "t")
+        head = next(key for key in anywhere.names() if key.endswith(":head"))
+        with anywhere.server.client() as client:
+            for key in anywhere.names():
+                if "{i/" in key:
+                    client.pexpire(key, 2 * LONG)
+            client.hset(head, "renewed", 1)
+            await tools.backend(persistence).save_draft("t", "r", [{"role": "assistant"}])
+        found = {key: left for key, left in lives(anywhere).items() if "{i/" in key}
+        assert len(found) == 6
+        assert min(found.values()) > 2.9 * LONG, found
 
 
 async def test_look_ups_are_renewed_before_they_run_out(anywhere: RedisSpace, tools: Any) -> None:

@@ -148,12 +148,21 @@ async def list_child_runs(space: Space, parents: Sequence[str]) -> dict[str, lis
 
 
 async def renew_pointers(space: Space, thread_id: str) -> None:
-    """Keep what points at the thread for as long as the thread, and longer."""
+    """Keep what points at the thread, and the lists that may show it, for as long as the thread
+    and longer."""
     answer = await space.of_thread("pointers", thread_id)
     if answer[0] == b"none":
         return
     _, found, now = answer
-    keys: list[tuple[str, bytes]] = []
+    lists = (
+        space.keys.threads(space.scope, thread_id),
+        space.keys.idle,
+        space.keys.lost,
+        space.keys.detached(space.scope),
+        space.keys.detached(None),
+        space.keys.cuts,
+    )
+    keys = [("index", key) for key in lists]
     for run_id, parent in zip(found[::2], found[1::2], strict=True):
         keys.append(("owner", space.keys.owner(space.scope, run_id.decode())))
         if parent is not None:
@@ -161,7 +170,9 @@ async def renew_pointers(space: Space, thread_id: str) -> None:
 
     async def keep(row: tuple[str, bytes]) -> None:
         name, key = row
-        if name == "owner":
+        if name == "index":
+            await space.runner.run(name, [key], ["keep", space.ttl])
+        elif name == "owner":
             await space.runner.run(name, [key], ["keep", "", "", space.ttl, 0, ""])
         else:
             await space.runner.run(name, [key], ["keep", "", space.ttl])

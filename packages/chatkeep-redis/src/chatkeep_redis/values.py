@@ -7,6 +7,7 @@ from chatkeep.errors import CorruptRecord
 from chatkeep.rules import ANY_REVISION, new_revision
 from chatkeep.stores import VersionedValue
 from chatkeep_redis.encoded import check_size
+from chatkeep_redis.lookups import renew_pointers
 from chatkeep_redis.rows import check_format
 from chatkeep_redis.space import Space
 
@@ -29,15 +30,22 @@ async def put_value(
     wanted = "*" if expected == ANY_REVISION else f"={expected or ''}"
     if expected == "":
         return None  # no revision is empty, and None is what stands for absence
-    _, written = await space.of_thread(
+    _, written, due = await space.of_thread(
         "value", key, [space.ttl, "put", namespace, wanted, revision, body]
     )
+    await _renew(space, key, due)
     return revision if written == 1 else None
 
 
 async def delete_value(space: Space, namespace: str, key: str) -> None:
     """Remove; absent is a no-op."""
-    await space.of_thread("value", key, [space.ttl, "delete", namespace])
+    _, due = await space.of_thread("value", key, [space.ttl, "delete", namespace])
+    await _renew(space, key, due)
+
+
+async def _renew(space: Space, key: str, due: int) -> None:
+    if due == 1:
+        await space.best_effort("renewing look-ups", renew_pointers(space, key))
 
 
 async def values_of(space: Space, key: str) -> dict[str, JsonValue]:

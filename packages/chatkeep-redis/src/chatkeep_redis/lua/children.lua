@@ -8,7 +8,7 @@ if ttl > 0 then
   if call('PTTL', KEYS[1]) < 3 * ttl then
     call('PEXPIRE', KEYS[1], string.format('%.0f', 3 * ttl))
   end
-elseif what == 'keep' then
+else
   call('PERSIST', KEYS[1])
 end
 return {}

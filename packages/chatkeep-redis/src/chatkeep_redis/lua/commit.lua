@@ -432,11 +432,7 @@ if run then
         call('SADD', PARENT, member .. '/' .. mark)
         written[2] = PARENT
       end
-      if ttl > 0 then
-        for _, key in ipairs(written) do
-          if call('PTTL', key) < 3 * ttl then call('PEXPIRE', key, text(3 * ttl)) end
-        end
-      end
+      for _, key in ipairs(written) do keep_apart(ttl, key) end
     end
   end
 end
@@ -492,11 +488,7 @@ if not apart then
     call('ZADD', index, text(now), tag)
     if ttl > 0 then call('ZREMRANGEBYSCORE', index, '-inf', text(now - 3 * ttl)) end
   end
-  if ttl > 0 then
-    for i = THREAD_KEYS + 1, THREAD_KEYS + 6 do
-      if call('PTTL', KEYS[i]) < 3 * ttl then call('PEXPIRE', KEYS[i], text(3 * ttl)) end
-    end
-  end
+  for i = THREAD_KEYS + 1, THREAD_KEYS + 6 do keep_apart(ttl, KEYS[i]) end
 end
 
 return {'ok', now, named(transcript), newest, live_numbers, created_run and 1 or 0,

@@ -13,17 +13,24 @@ if what == 'down' then
   return {now, call('ZREVRANGEBYSCORE', INDEX, ARGV[2], '-inf', 'WITHSCORES', 'LIMIT', ARGV[3],
     ARGV[4])}
 end
+local function keep(ttl)
+  if ttl == 0 then
+    call('PERSIST', INDEX)
+  elseif call('PTTL', INDEX) < 3 * ttl then
+    call('PEXPIRE', INDEX, string.format('%.0f', 3 * ttl))
+  end
+end
+if what == 'keep' then
+  keep(tonumber(ARGV[2]))
+  return {now}
+end
 if what == 'hint' then
   local member, score, ttl, raise = ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5] == '1'
   if raise then call('ZADD', INDEX, 'GT', score, member) else call('ZADD', INDEX, score, member) end
-  if ttl > 0 then
-    if raise then
-      call('ZREMRANGEBYSCORE', INDEX, '-inf', string.format('%.0f', now - 3 * ttl))
-    end
-    if call('PTTL', INDEX) < 3 * ttl then
-      call('PEXPIRE', INDEX, string.format('%.0f', 3 * ttl))
-    end
+  if ttl > 0 and raise then
+    call('ZREMRANGEBYSCORE', INDEX, '-inf', string.format('%.0f', now - 3 * ttl))
   end
+  keep(ttl)
   return {now}
 end
 if what == 'drop' then

@@ -11,6 +11,6 @@ run:set('leaseUntil', text(now + lease))
 call('HSET', OPEN, run_id, run:raw())
 if LOST and run.v.status == '"running"' then
   call('ZADD', LOST, run.v.leaseUntil, member)
-  if ttl > 0 and call('PTTL', LOST) < 3 * ttl then call('PEXPIRE', LOST, text(3 * ttl)) end
+  keep_apart(ttl, LOST)
 end
 return {'ok', run:raw(), keep(ttl, true, head[2])}

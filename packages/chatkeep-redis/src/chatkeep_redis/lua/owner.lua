@@ -42,7 +42,7 @@ end
 if what == 'keep' and not owner then return {false} end
 if ttl > 0 then
   if call('PTTL', OWNER) < 3 * ttl then call('PEXPIRE', OWNER, string.format('%.0f', 3 * ttl)) end
-elseif what == 'keep' then
+else
   call('PERSIST', OWNER)
 end
 return {thread}

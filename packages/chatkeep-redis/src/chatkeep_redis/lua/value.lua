@@ -2,18 +2,16 @@
 local ttl, what = number(), arg()
 local function live_too()
   local head = call('HMGET', HEAD, 'format', 'renewed')
-  if head[1] then keep(ttl, true, head[2]) end
+  return head[1] and keep(ttl, true, head[2]) or 0
 end
 if what == 'all' then return {'ok', call('HGETALL', VALUES)} end
 local namespace = arg()
 local stored = call('HGET', VALUES, namespace)
 if what == 'get' then return {'ok', stored} end
 if what == 'delete' then
-  if stored then
-    call('HDEL', VALUES, namespace)
-    live_too()
-  end
-  return {'ok'}
+  if not stored then return {'ok', 0} end
+  call('HDEL', VALUES, namespace)
+  return {'ok', live_too()}
 end
 local expected, revision, body = arg(), arg(), arg()
 local current = stored and string.match(stored, '^%d+ (%S+) ') or ''
@@ -21,8 +19,7 @@ if stored and too_new(string.match(stored, '^(%d+) ')) then
   return {'format', string.match(stored, '^(%d+) ')}
 end
 -- A call that was sent again finds what it has written itself.
-if current == revision then return {'ok', 1} end
-if expected ~= '*' and string.sub(expected, 2) ~= current then return {'ok', 0} end
+if current == revision then return {'ok', 1, 0} end
+if expected ~= '*' and string.sub(expected, 2) ~= current then return {'ok', 0, 0} end
 call('HSET', VALUES, namespace, FORMAT .. ' ' .. revision .. ' ' .. body)
-live_too()
-return {'ok', 1}
+return {'ok', 1, live_too()}
