@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -291,3 +292,39 @@ async def test_a_scope_reads_nothing_of_the_others(single: Persistence, tools: A
     assert len((await mine.list_threads()).threads) == 1
     del runner._send
     assert found == [1]
+
+
+async def test_on_a_cluster_everything_before_a_start_is_sent_side_by_side(
+    clustered: Persistence, tools: Any
+) -> None:
+    """Claim, parent and hints: one round trip, however many there are."""
+    backend = tools.backend(clustered)
+    await backend.read_view("t", ViewQuery())
+    runner: Any = tools.space(clustered).runner
+    send = runner._send
+    together = asyncio.Barrier(5)
+
+    async def meet(name: str, keys: Any, values: Any) -> Any:
+        if name != "commit":
+            async with asyncio.timeout(5):
+                await together.wait()
+        return await send(name, keys, values)
+
+    runner._send = meet
+    child = RunStart(run_id="c", started_at=1, lease_token="l", parent_run_id="p")
+    await backend.commit_turn(commit(run_id="c", run=child))
+    del runner._send
+    assert [run.run_id for run in (await backend.list_child_runs(["p"]))["p"]] == ["c"]
+
+
+async def test_on_a_cluster_a_start_under_a_taken_id_leaves_no_child(
+    clustered: Persistence, redis_cluster_space: RedisSpace, tools: Any
+) -> None:
+    """Though its parent was told of it meanwhile."""
+    backend = tools.backend(clustered)
+    await clustered.stores.runs.create_or_resume("c", "other", started_at=1)
+    child = RunStart(run_id="c", started_at=1, lease_token="l", parent_run_id="p")
+    with pytest.raises(RunConflict):
+        await backend.commit_turn(commit(run_id="c", run=child))
+    assert not [key for key in redis_cluster_space.names() if "{p/" in key]
+    assert (await backend.find_run("c")).thread_id == "other"

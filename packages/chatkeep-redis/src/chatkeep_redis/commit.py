@@ -8,7 +8,9 @@ which readers ignore, and never a row that no list shows.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from chatkeep.errors import (
@@ -228,8 +230,14 @@ async def _write_hints(
     commit, scope, keys = encoded.commit, space.scope, space.keys
     place = _place(space, encoded)
     wanted = set(kinds) | set(hinted.kinds)
-    if encoded.run_id is not None and "r" in wanted:
-        await _claim(space, encoded, hinted)
+    work: list[Callable[[], Awaitable[object]]] = []
+    if "r" in wanted:
+        # Whatever becomes of the claim: a commit that is refused takes all of it back.
+        hinted.kinds = "".join(sorted({*hinted.kinds, "r"}))
+        work.append(lambda: _claim(space, encoded, hinted))
+        if (child := _child(space, encoded)) is not None:
+            parent, member = child
+            work.append(lambda: space.runner.run("children", [parent], ["add", member, space.ttl]))
     places: list[tuple[bytes, str, bytes | int, bool]] = []
     if "t" in wanted:
         places.append((keys.threads(scope, commit.thread_id), place, at, True))
@@ -245,18 +253,19 @@ async def _write_hints(
     if "c" in wanted:
         places.append((keys.cuts, place_of_cut(place, encoded.mark), at, False))
 
-    async def hint(row: tuple[bytes, str, bytes | int, bool]) -> None:
+    def hint(row: tuple[bytes, str, bytes | int, bool]) -> Awaitable[object]:
         key, member, score, raised = row
-        await space.runner.run("index", [key], ["hint", member, score, space.ttl, int(raised)])
+        return space.runner.run("index", [key], ["hint", member, score, space.ttl, int(raised)])
 
-    await space.runner.each(places, hint)
+    work += [partial(hint, row) for row in places]
+    await space.runner.each(work, lambda call: call())
     if "t" in wanted:
         space.hints.put(place, at)
     hinted.kinds, hinted.at = "".join(sorted(wanted - {"t"})), at
 
 
 async def _claim(space: Space, encoded: EncodedCommit, hinted: _Hinted) -> None:
-    """Claim the run id for the thread, and name the run to its parent.
+    """Claim the run id for the thread.
 
     Raises:
         RunConflict: it belongs to another thread, or is being created there.
@@ -276,9 +285,6 @@ async def _claim(space: Space, encoded: EncodedCommit, hinted: _Hinted) -> None:
         hinted.takeover = await _unowned(space, encoded, owner)
         if await ask() != thread_id:
             raise RunConflict(run_id, "foreign-thread", thread_id=thread_id)
-    hinted.kinds = "r"
-    if (child := _child(space, encoded)) is not None:
-        await space.runner.run("children", [child[0]], ["add", child[1], space.ttl])
 
 
 def _child(space: Space, encoded: EncodedCommit) -> tuple[bytes, str] | None:
