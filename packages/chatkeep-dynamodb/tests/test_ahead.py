@@ -21,6 +21,7 @@ from chatkeep.stores import (
     ViewQuery,
 )
 from chatkeep_dynamodb import commit as commit_module
+from chatkeep_dynamodb.state import Place
 from servers.dynamodb import DynamoTable
 
 pytestmark = pytest.mark.anyio
@@ -294,6 +295,31 @@ async def test_writers_between_the_steps_lose_nothing(
     assert [m["id"] for m in view.messages] == ["theirs", *(f"a{n}" for n in range(MANY))]
     assert len(stored(tools, dynamodb_table, "message")) == MANY + 1
     assert stored(tools, dynamodb_table, "leftover") == []
+
+
+async def test_two_writers_of_one_millisecond_share_no_numbers(
+    persistence: Persistence,
+    opened: Any,
+    wire: Any,
+    tools: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Both ask for the same numbers, in requests that are alike to the last byte: to the service
+    they are still two, and the second one is refused."""
+    monkeypatch.setattr(Place, "now", lambda _: 1_700_000_000_000)
+    backend = tools.backend(persistence)
+    async with opened() as other:
+        await backend.commit_turn(tools.said("t", "q"))
+        await tools.backend(other).read_view("t", ViewQuery())
+        come, go = wire.hold("BatchWriteItem")
+        work = asyncio.create_task(backend.commit_turn(many("a", keep=10**6)))
+        assert await asyncio.to_thread(come.wait, 30)
+        await tools.backend(other).commit_turn(many("b", keep=10**6))
+        go.set()
+        await work
+    view = await backend.read_view("t", ViewQuery())
+    said = [m["id"] for m in view.messages]
+    assert said == ["q", *(f"b{n}" for n in range(MANY)), *(f"a{n}" for n in range(MANY))]
 
 
 async def test_a_writer_that_is_refused_after_the_first_step_leaves_nothing(

@@ -8,10 +8,9 @@ here decides: a condition that failed is the caller's to judge.
 from __future__ import annotations
 
 import asyncio
-import base64
 import functools
-import hashlib
 import random
+import secrets
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,7 +20,6 @@ from typing import Any
 import anyio
 import anyio.to_thread
 import boto3
-import orjson
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
@@ -389,7 +387,8 @@ class Table:
 
     async def transact(self, actions: Sequence[Action]) -> None:
         """All actions, or none. Sent again with the same token after a collision: the service
-        applies one token once, so neither our retries nor the client's do it twice.
+        applies one token once, so neither our retries nor the client's do it twice. Nobody else
+        draws that token: two processes that ask for the same at once are not taken for one.
 
         Raises:
             Cancelled: a condition failed; it holds the rows as they are.
@@ -397,7 +396,7 @@ class Table:
         items = [action.to_wire(self.name) for action in actions]
         names = [action.name for action in actions]
         retry = _Patience("TransactWriteItems")
-        token = _token(items)
+        token = secrets.token_hex(16)
         while True:
             try:
                 await self._patiently(
@@ -477,17 +476,3 @@ def _projection(names: Sequence[str]) -> dict[str, Any]:
         "ProjectionExpression": ", ".join(f"#p{i}" for i in range(len(names))),
         "ExpressionAttributeNames": {f"#p{i}": name for i, name in enumerate(names)},
     }
-
-
-def _token(items: Sequence[Any]) -> str:
-    """At most 36 characters that stand for a transaction: the commit's mark and the version that
-    it expects are part of what is hashed."""
-    plain = orjson.dumps(items, default=_hashed)
-    digest = hashlib.blake2b(plain, digest_size=24).digest()
-    return base64.urlsafe_b64encode(digest).decode()
-
-
-def _hashed(value: Any) -> str:
-    if not isinstance(value, bytes):
-        raise TypeError(type(value).__name__)
-    return hashlib.blake2b(value, digest_size=16).hexdigest()
