@@ -204,6 +204,30 @@ async def test_a_missing_piece_is_corruption_and_not_a_shorter_message(
         await backend.read_view("t", ViewQuery())
 
 
+async def test_an_erasure_of_much_leaves_the_head_short(
+    plain: Persistence, tools: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it has to do stands in a piece while it is at work, as that of a commit does."""
+    monkeypatch.setattr("chatkeep_mongo.redo.STAGE_ABOVE", 200)
+    backend, watch = tools.watched(plain)
+    tail = [assistant(f"m{n}") for n in range(40)]
+    await backend.commit_turn(
+        TurnCommit(commit_id="c", thread_id="t", splice=Splice(keep_through=0, tail=tail))
+    )
+    seen: list[dict[str, Any]] = []
+
+    async def pause(name: str, where: str) -> None:
+        if (name, where) == ("delete", "chatkeep_entries"):
+            seen.extend(await tools.backend(plain)._db.find("chatkeep_threads", {}))
+
+    watch.pause = pause
+    assert await backend.erase_messages("t", [f"m{n}" for n in range(0, 40, 2)]) == 20
+    assert seen
+    assert all(len(bson.encode(head["redo"])) < 200 for head in seen)
+    assert (await backend.read_view("t", ViewQuery())).messages == tail[1::2]
+    assert await tools.backend(plain)._db.find(PIECES, {}) == []
+
+
 async def test_an_erasure_that_meets_a_draft_without_its_pieces_says_so(
     plain: Persistence, mongo_database: MongoDatabase, tools: Any, short: int
 ) -> None:

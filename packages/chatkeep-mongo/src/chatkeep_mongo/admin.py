@@ -16,7 +16,7 @@ from chatkeep.rules import decode_cursor, encode_cursor, new_revision
 from chatkeep.scope import Scope
 from chatkeep.stores import ThreadList
 from chatkeep_mongo.bodies import Patience, Torn, check_format
-from chatkeep_mongo.commit import write_head
+from chatkeep_mongo.commit import write_and_do
 from chatkeep_mongo.driver import Driver, milliseconds
 from chatkeep_mongo.found import Found, at_rest, find_head, load_drafts
 from chatkeep_mongo.head import Head, new_stamp
@@ -41,7 +41,7 @@ from chatkeep_mongo.ranges import (
     without,
 )
 from chatkeep_mongo.read import entries_in, messages_in
-from chatkeep_mongo.redo import apply_redo, back_off, clear_redo, delete_rest, delete_values
+from chatkeep_mongo.redo import back_off, delete_rest, delete_values
 from chatkeep_mongo.transcript import find_cuts, oldest_cut, pieces_of
 
 __all__ = [
@@ -135,12 +135,7 @@ async def _write(db: Driver, head: Head, after: Head, redo: Document, change: Do
     """Write a head that no turn has changed, and do what goes with it."""
     version = head.version + 1
     after = replace(after, stamp=new_stamp(), version=version)
-    redo = {"version": version, **redo}
-    if not await write_head(db, head, after, redo, change):
-        return False
-    await apply_redo(db, head.t, redo)
-    await clear_redo(db, head.key, after.stamp, head.t, redo)
-    return True
+    return await write_and_do(db, head, after, {"version": version, **redo}, change)
 
 
 # ------------------------------------------------------------------------------ threads

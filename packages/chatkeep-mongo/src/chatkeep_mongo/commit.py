@@ -46,7 +46,7 @@ from chatkeep_mongo.redo import (
 )
 from chatkeep_mongo.rows import run_of
 
-__all__ = ["commit_turn", "write_head"]
+__all__ = ["commit_turn", "write_and_do"]
 
 
 async def commit_turn(db: Driver, encoded: EncodedCommit, hints: Hints) -> TurnReceipt:
@@ -133,20 +133,14 @@ async def _attempt(
         places.add(head.t)
     if not await _store_unseen(db, encoded, plan, attempt):
         return None
-    redo, staged = stage_redo(plan.redo, t=head.t, name=_redo_name(encoded, plan))
-    if staged:
-        await db.insert_missing(PIECES, staged)
     line = commit_line(encoded.mark, plan.receipt)
     change: Document = {}
     if not head.exists:
         change |= new_head_document(head, encoded.scope, commit.thread_id, plan.now)
     if plan.rewritten.oldest_changed:
         change["oldest_cut"] = plan.rewritten.oldest
-    if not await write_head(db, head, plan.after, redo if _has_work(redo) else None, change, line):
+    if not await write_and_do(db, head, plan.after, plan.redo, change, line):
         return None
-    if _has_work(redo):
-        await apply_redo(db, head.t, plan.redo)
-        await clear_redo(db, head.key, plan.after.stamp, head.t, redo)
     hints.saw(plan.after, plan.now, encoded.run_key, plan.receipt.run)
     return plan.receipt
 
@@ -156,6 +150,28 @@ async def _confirmed(db: Driver, encoded: EncodedCommit) -> bool:
     before a majority, or the journal, had it. A write that changes nothing waits for both."""
     same = {"_id": encoded.thread_key, "commits.mark": encoded.mark}
     return await db.update(THREADS, same, {"$max": {"version": 0}})
+
+
+async def write_and_do(
+    db: Driver,
+    before: Head,
+    after: Head,
+    redo: Document,
+    change: Document,
+    line: Document | None = None,
+) -> bool:
+    """Put ``after`` in the place of ``before``, do ``redo`` and clear it; False as
+    :func:`write_head`. A redo record that says no more than its version is none."""
+    work = len(redo) > 1
+    stored, staged = stage_redo(redo, t=before.t, name=f"redo.{after.stamp}")
+    if staged:
+        await db.insert_missing(PIECES, staged)
+    if not await write_head(db, before, after, stored if work else None, change, line):
+        return False
+    if work:
+        await apply_redo(db, before.t, redo)
+        await clear_redo(db, before.key, after.stamp, before.t, stored)
+    return True
 
 
 async def write_head(
@@ -201,15 +217,6 @@ async def write_head(
     if removed:
         update["$unset"] = dict.fromkeys(removed, "")
     return await db.update(THREADS, same, update)
-
-
-def _has_work(redo: Document) -> bool:
-    """Whether a redo record says more than its version."""
-    return len(redo) > 1
-
-
-def _redo_name(encoded: EncodedCommit, plan: Plan) -> str:
-    return f"redo.{plan.after.stamp}.{encoded.mark}"
 
 
 # ------------------------------------------------------------------------- before the head

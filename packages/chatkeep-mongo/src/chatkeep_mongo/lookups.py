@@ -12,12 +12,12 @@ from chatkeep.rules import check_writer, renewed_run
 from chatkeep.scope import Scope
 from chatkeep.stores import LostRun
 from chatkeep_mongo.bodies import INLINE, drop_pieces, split_pieces
-from chatkeep_mongo.commit import write_head
+from chatkeep_mongo.commit import write_and_do
 from chatkeep_mongo.driver import Driver
 from chatkeep_mongo.found import Found, find_head, find_runs
 from chatkeep_mongo.head import new_stamp
 from chatkeep_mongo.layout import PIECES, RUNS, THREADS, Document, owner_key, run_key, thread_key
-from chatkeep_mongo.redo import apply_redo, back_off, clear_redo
+from chatkeep_mongo.redo import back_off
 from chatkeep_mongo.rows import OPEN, draft_of, run_of
 
 __all__ = [
@@ -153,9 +153,7 @@ async def renew_lease(
             "version": after.version,
             "run": {"_id": key, "set": fields, "unset": []},
         }
-        if await write_head(db, head, after, redo, {}):
-            await apply_redo(db, head.t, redo)
-            await clear_redo(db, head.key, after.stamp, head.t, redo)
+        if await write_and_do(db, head, after, redo, {}):
             return run
     raise AssertionError("unreachable")
 
