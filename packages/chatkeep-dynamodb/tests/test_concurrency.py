@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from chatkeep.errors import InterruptConflict, RunConflict, StoreError, ThreadCo
 from chatkeep.records import InterruptRecord, RunPatch
 from chatkeep.rules import new_commit_id
 from chatkeep.stores import InterruptAnswer, InterruptRef, RunStart, Splice, TurnCommit, ViewQuery
+from servers.dynamodb import DynamoTable
 
 pytestmark = pytest.mark.anyio
 
@@ -190,6 +192,43 @@ async def test_metadata_of_many_writers(
         assert sum(revision is not None for revision in done) == 1
         known = next(revision for revision in done if revision is not None)
         assert (await stores[1].get_versioned("n", "k")).revision == known
+
+
+@pytest.mark.parametrize("operation", ["DeleteItem", "PutItem"])
+async def test_a_long_value_is_whole_although_another_one_goes(
+    persistence: Persistence, other: Persistence, wire: Any, operation: str
+) -> None:
+    """Who removes a value, or writes a short one over it, takes its chunks away: not those of a
+    long one that was written a moment later."""
+    store = persistence.stores.metadata
+    await store.set("n", "k", "a" * 900_000)
+    come, go = threading.Event(), threading.Event()
+
+    def slow(wire: Any, request: Any, _: str) -> Any:
+        reply = wire.inner.send(request)
+        come.set()
+        go.wait(30)
+        return reply
+
+    wire.faults.append((operation, slow))
+    change = store.set("n", "k", "short") if operation == "PutItem" else store.delete("n", "k")
+    work = asyncio.create_task(change)
+    assert await asyncio.to_thread(come.wait, 30)
+    await other.stores.metadata.set("n", "k", "b" * 900_000)
+    go.set()
+    await work
+    assert await store.get("n", "k") == "b" * 900_000
+
+
+async def test_of_a_value_that_became_shorter_no_chunk_stays(
+    persistence: Persistence, tools: Any, dynamodb_table: DynamoTable
+) -> None:
+    """Also where the revision was the condition."""
+    store = persistence.stores.metadata
+    revision = await store.set_if("n", "k", "a" * 1_500_000, None)
+    for size, rows in ((900_000, 3), (1, 1)):
+        revision = await store.set_if("n", "k", "b" * size, revision)
+        assert len(tools.rows(dynamodb_table)) == rows
 
 
 async def test_a_deleted_thread_is_unknown_to_who_remembers_it(

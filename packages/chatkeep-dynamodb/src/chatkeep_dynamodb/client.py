@@ -308,29 +308,30 @@ class Table:
 
     # -- writes -----------------------------------------------------------------------
 
-    async def put(self, item: Item, condition: Condition | None = None) -> None:
-        """Write a row.
+    async def put(self, item: Item, condition: Condition | None = None) -> Item | None:
+        """Write a row; what stood there.
 
         Raises:
             ClientError: ``ConditionalCheckFailedException``, with the row as it is.
             RecordTooLarge: the service would refuse it.
         """
         check_size(item, f"{item.get('kind')} {item['sk']!r}")
-        await self._patiently(
-            "put_item", TableName=self.name, Item=to_wire(item), **_guard(condition)
-        )
-
-    async def replace(self, item: Item) -> Item | None:
-        """Write a row; what stood there.
-
-        Raises:
-            RecordTooLarge: the service would refuse it.
-        """
-        check_size(item, f"{item.get('kind')} {item['sk']!r}")
         answer = await self._patiently(
-            "put_item", TableName=self.name, Item=to_wire(item), ReturnValues="ALL_OLD"
+            "put_item",
+            TableName=self.name,
+            Item=to_wire(item),
+            ReturnValues="ALL_OLD",
+            **_guard(condition),
         )
         return from_wire(answer["Attributes"]) if answer.get("Attributes") else None
+
+    async def delete_if(self, key: Key, condition: Condition) -> None:
+        """Remove a row that meets the condition; another one stays."""
+        try:
+            await self.delete(key, condition)
+        except ClientError as error:
+            if error_code(error) != "ConditionalCheckFailedException":
+                raise
 
     async def delete(self, key: Key, condition: Condition | None = None) -> Item | None:
         """Remove a row; what it was."""

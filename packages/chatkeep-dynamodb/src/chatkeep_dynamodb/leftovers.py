@@ -87,8 +87,7 @@ async def clear(table: Table, item: Item) -> None:
     await table.write_many(deletes=[key_of(item)])
     # A thread that was never more than numbers taken for it is nobody's.
     if item.get("taken"):
-        await _delete_if(
-            table,
+        await table.delete_if(
             (pk, HEAD),
             Condition.equal(unborn=True, incarnation=incarnation, version=item["version"]),
         )
@@ -124,12 +123,4 @@ async def _delete_all_if(table: Table, keys: Iterable[Key], condition: Condition
             await table.transact([Action.delete(key, "look-up", condition) for key in part])
         except Cancelled:
             for key in part:
-                await _delete_if(table, key, condition)
-
-
-async def _delete_if(table: Table, key: Key, condition: Condition) -> None:
-    try:
-        await table.delete(key, condition)
-    except ClientError as error:
-        if error_code(error) != "ConditionalCheckFailedException":
-            raise
+                await table.delete_if(key, condition)

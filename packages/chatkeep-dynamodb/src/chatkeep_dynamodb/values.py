@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 from botocore.exceptions import ClientError
@@ -10,7 +11,7 @@ from chatkeep.codec import FORMAT_VERSION, JsonValue, decode, encode
 from chatkeep.errors import BackendUnavailable, RecordTooLarge
 from chatkeep.rules import ANY_REVISION, new_revision
 from chatkeep.stores import VersionedValue
-from chatkeep_dynamodb.client import Action, Condition
+from chatkeep_dynamodb.client import Action, Condition, gather
 from chatkeep_dynamodb.errors import Cancelled, error_code, old_item
 from chatkeep_dynamodb.fetch import fetch, grouped
 from chatkeep_dynamodb.items import (
@@ -69,9 +70,8 @@ async def put_value(
     rows = with_body(item, body, {"revision": revision})
     if expected == ANY_REVISION:
         return await _put_always(place, at, rows)
-    condition = Condition.equal(revision=expected)
     try:
-        await _put(place, rows, condition, 1)
+        await _put(place, rows, expected)
     except Cancelled as error:
         found = error.reasons[0].item
     except ClientError as error:
@@ -85,48 +85,52 @@ async def put_value(
 
 
 async def _put_always(place: Place, at: Key, rows: Sequence[Item]) -> str:
-    """Write, whatever is there; what was in more chunks loses the rest."""
+    """Write, whatever is there."""
     revision: str = rows[0]["revision"]
     if len(rows) == 1:
-        old = await place.table.replace(rows[0])
-        if old is not None and old.get("parts", 1) > 1:
-            await place.table.write_many(deletes=_chunks(at, 1, old["parts"]))
+        await _remove_chunks(place, await place.table.put(rows[0]))
         return revision
     for _ in range(_TRIES):
-        found = await place.table.get(at, ("revision", "parts"))
-        known = {} if found is None else found
-        condition = Condition.equal(revision=known.get("revision"))
+        found = await place.table.get(at, ("revision",))
         try:
-            await _put(place, rows, condition, known.get("parts", 1))
+            await _put(place, rows, None if found is None else found["revision"])
         except Cancelled:
             continue
         return revision
     raise BackendUnavailable(f"metadata {rows[0]['namespace']!r}: others won {_TRIES} times")
 
 
-async def _put(place: Place, rows: Sequence[Item], condition: Condition, parts_before: int) -> None:
+async def _put(place: Place, rows: Sequence[Item], expected: str | None) -> None:
+    """Write over the revision ``expected``; of a longer value no chunk stays."""
+    condition = Condition.equal(revision=expected)
     if len(rows) == 1:
-        await place.table.put(rows[0], condition)
+        await _remove_chunks(place, await place.table.put(rows[0], condition))
         return
     name = f"metadata {rows[0]['namespace']!r}"
     if sizes(rows) > TRANSACTION_BYTES or len(rows) > TRANSACTION_ITEMS:
         raise RecordTooLarge(name, sizes(rows), TRANSACTION_BYTES)
     at = (rows[0]["pk"], rows[0]["sk"])
+    # A revision is of one value, so this is what the condition will meet, or it meets another.
+    old = None if expected is None else await place.table.get(at, ("parts",))
     puts = [Action.put(row, name, None if i else condition) for i, row in enumerate(rows)]
-    old = [Action.delete(key, name) for key in _chunks(at, len(rows), parts_before)]
-    await place.table.transact([*puts, *old])
+    fewer = range(len(rows), 1 if old is None else old.get("parts", 1))
+    gone = [Action.delete((at[0], chunk_sk(at[1], i)), name) for i in fewer]
+    await place.table.transact([*puts, *gone])
 
 
-def _chunks(at: Key, first: int, parts: int) -> list[Key]:
-    return [(at[0], chunk_sk(at[1], i)) for i in range(first, parts)]
+async def _remove_chunks(place: Place, old: Item | None) -> None:
+    """Remove the chunks of a value that is gone: its own, not those of one that came since."""
+    if old is None:
+        return
+    own = Condition.equal(revision=old["revision"])
+    keys = [(old["pk"], chunk_sk(old["sk"], i)) for i in range(1, old.get("parts", 1))]
+    await gather([functools.partial(place.table.delete_if, key, own) for key in keys])
 
 
 async def delete_value(place: Place, namespace: str, key: str) -> None:
     """Remove; absent is a no-op."""
     at = (value_pk(place.scope, key), value_sk(namespace))
-    old = await place.table.delete(at)
-    if old is not None and old.get("parts", 1) > 1:
-        await place.table.write_many(deletes=_chunks(at, 1, old["parts"]))
+    await _remove_chunks(place, await place.table.delete(at))
 
 
 async def values_of(place: Place, key: str) -> dict[str, JsonValue]:
