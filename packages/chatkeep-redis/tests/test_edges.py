@@ -14,7 +14,7 @@ from chatkeep.errors import CorruptRecord, RunConflict, ThreadConflict
 from chatkeep.records import RunPatch
 from chatkeep.rules import new_commit_id
 from chatkeep.stores import RunStart, TurnCommit, ViewQuery
-from chatkeep_redis import redis_persistence
+from chatkeep_redis import places, redis_persistence
 from servers.redis import RedisSpace
 
 pytestmark = pytest.mark.anyio
@@ -167,3 +167,73 @@ async def test_a_run_id_that_looks_free_is_taken_only_as_it_was_looked_at(
     runner._send = send
     assert (await stores.runs.get("r")).thread_id == "first"
     assert (await backend.read_view("second", ViewQuery(runs="all"))).runs == []
+
+
+async def test_a_list_shows_each_thread_once_while_others_are_written(
+    persistence: Persistence, tools: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between two reads of the index one thread comes and another one goes."""
+    monkeypatch.setattr(places, "_BATCH", 4)
+    backend = tools.backend(persistence)
+    names = [f"t{n}" for n in range(12)]
+    for name in names:
+        await backend.commit_turn(tools.said(name, "a"))
+        await asyncio.sleep(0.002)
+    runner: Any = tools.space(persistence).runner
+    send = runner._send
+    left = ["new", "new too"]
+
+    async def meddled(name: str, keys: Any, values: Any) -> Any:
+        answer = await send(name, keys, values)
+        if name == "index" and values[0] == b"down":
+            runner._send = send
+            if left:
+                await backend.commit_turn(tools.said(left.pop(), "a"))
+            elif names[-1] == "t11":
+                del names[-1]
+                await backend.delete_thread("t11")
+                await backend.delete_thread("new")
+                await backend.delete_thread("new too")
+            runner._send = meddled
+        return answer
+
+    runner._send = meddled
+    page = await persistence.list_threads(limit=50)
+    runner._send = send
+    found = [info.thread_id for info in page.threads]
+    assert len(set(found)) == len(found)
+    assert set(names) <= set(found)
+
+
+@pytest.mark.parametrize("same_time", [False, True])
+async def test_a_sweep_meets_every_lost_run_while_others_end(
+    persistence: Persistence, tools: Any, monkeypatch: pytest.MonkeyPatch, same_time: bool
+) -> None:
+    """Between two reads of the index the first ones leave it; many may have run out at one time."""
+    monkeypatch.setattr(places, "_BATCH", 4)
+    backend, stores = tools.backend(persistence), persistence.stores
+    names = [f"r{n:02}" for n in range(15)]
+    for name in names:
+        await stores.runs.create_or_resume(name, "t", started_at=1, lease_token="l", lease_ms=-9)
+    space = tools.space(persistence)
+    if same_time:
+        client: Any = space.runner.client
+        members = await client.zrange(space.keys.lost, 0, -1)
+        await client.zadd(space.keys.lost, dict.fromkeys(members, 1000))
+    send = space.runner._send
+    ends = iter(names[:3])
+
+    async def meddled(name: str, keys: Any, values: Any) -> Any:
+        answer = await send(name, keys, values)
+        if name == "index" and values[0] == b"up" and int(values[3]):
+            space.runner._send = send
+            if (first := next(ends, None)) is not None and not same_time:
+                await stores.runs.update(first, RunPatch(status="failed"), lease_token="l")
+            space.runner._send = meddled
+        return answer
+
+    space.runner._send = meddled
+    found = [lost.run.run_id for lost in await backend.list_lost(limit=50)]
+    space.runner._send = send
+    assert len(set(found)) == len(found)
+    assert set(names[3:]) <= set(found)

@@ -50,26 +50,43 @@ class _Head:
 
 
 class _Index:
-    """An index, read from one end in batches."""
+    """An index, read from one end in batches.
+
+    A batch begins at the score at which the one before ended, not behind so many places: others
+    write meanwhile, and what they move would show a place twice, or not at all.
+    """
 
     def __init__(self, space: Space, key: bytes, *, newest_first: bool, bound: str) -> None:
         self._space = space
         self._key = key
         self._way = "down" if newest_first else "up"
-        self._bound = bound
+        self._lowest, self._bound = "-inf", bound
+        self._from = ""
         self._at = 0
+        self._seen: set[bytes] = set()
         self.done = False
 
     async def read(self) -> list[_Place]:
         now, flat = await self._space.runner.run(
-            "index", [self._key], [self._way, self._bound, self._at, _BATCH]
+            "index", [self._key], [self._way, self._bound, self._at, _BATCH, self._lowest]
         )
+        rows = [(raw, int(float(score))) for raw, score in zip(flat[::2], flat[1::2], strict=True)]
+        self.done = len(rows) < _BATCH
+        if rows:
+            last = str(rows[-1][1])
+            # More than a batch at one time: by count, within that.
+            self._at = self._at + len(rows) if last == self._from else 0
+            self._from = last
+            if self._way == "up":
+                self._lowest = last
+            else:
+                self._bound = last
         found: list[_Place] = []
-        for raw, score in zip(flat[::2], flat[1::2], strict=True):
-            scope, thread_id, rest = read_place(raw)
-            found.append(_Place(raw, int(float(score)), now, scope, thread_id, rest))
-        self._at += len(found)
-        self.done = len(found) < _BATCH
+        for raw, score in rows:
+            if raw not in self._seen:
+                self._seen.add(raw)
+                scope, thread_id, rest = read_place(raw)
+                found.append(_Place(raw, score, now, scope, thread_id, rest))
         return found
 
     async def correct(self, changes: Sequence[tuple[_Place, int | None]]) -> None:
@@ -79,7 +96,7 @@ class _Index:
         for place, score in changes:
             if place.score + settled <= place.now:
                 arguments += [place.raw, place.score, b"" if score is None else score]
-                self._at -= 1
+                self._at = max(0, self._at - 1)
         if arguments:
             await self._space.best_effort(
                 "correcting an index",

@@ -6,8 +6,8 @@ local clock = call('TIME')
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
 local INDEX = KEYS[1]
 if what == 'up' then
-  return {now, call('ZRANGEBYSCORE', INDEX, '-inf', ARGV[2], 'WITHSCORES', 'LIMIT', ARGV[3],
-    ARGV[4])}
+  return {now, call('ZRANGEBYSCORE', INDEX, ARGV[5] or '-inf', ARGV[2], 'WITHSCORES', 'LIMIT',
+    ARGV[3], ARGV[4])}
 end
 if what == 'down' then
   return {now, call('ZREVRANGEBYSCORE', INDEX, ARGV[2], '-inf', 'WITHSCORES', 'LIMIT', ARGV[3],
