@@ -90,8 +90,11 @@ class StoredLocks:
         async with self._turn(name):
             token = secrets.token_urlsafe(16)
             try:
-                held = HeldLock(name=name, fence=await self._acquire(name, token))
-                keeper = asyncio.create_task(self._keep(held, token), name=f"chatkeep lock {name}")
+                fence, asked = await self._acquire(name, token)
+                held = HeldLock(name=name, fence=fence)
+                keeper = asyncio.create_task(
+                    self._keep(held, token, asked), name=f"chatkeep lock {name}"
+                )
                 try:
                     yield held
                 finally:
@@ -116,33 +119,50 @@ class StoredLocks:
             else:
                 self._queues[name] = (queue, waiting - 1)
 
-    async def _acquire(self, name: str, token: str) -> int:
+    async def _acquire(self, name: str, token: str) -> tuple[int, float]:
+        """The fence, and the loop's time at which the lease began, or earlier."""
         pause = _SHORTEST
         while True:
+            asked = asyncio.get_running_loop().time()
             fence = await self._backend.lock_acquire(name, token, self._lease_ms)
             if fence is not None:
-                return fence
+                return fence, asked
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
             pause = min(pause * 1.5, _LONGEST)
 
-    async def _keep(self, held: HeldLock, token: str) -> None:
-        while True:
-            await asyncio.sleep(self._lease_ms / 3000)
-            try:
-                if await self._backend.lock_renew(held.name, token, self._lease_ms):
+    async def _keep(self, held: HeldLock, token: str, asked: float) -> None:
+        """Renew the lease. If no answer comes until it is over, the lock is lost too: others may
+        reach the database."""
+        loop = asyncio.get_running_loop()
+        lease = self._lease_ms / 1000
+        over = loop.call_at(asked + lease, _lose, held)
+        try:
+            while not held.signal.aborted:
+                await asyncio.sleep(lease / 3)
+                asked = loop.time()
+                try:
+                    renewed = await self._backend.lock_renew(held.name, token, self._lease_ms)
+                except ChatkeepError as error:
+                    _log.warning("the lock %r could not be renewed: %s", held.name, error)
                     continue
-            except ChatkeepError as error:
-                _log.warning("the lock %r could not be renewed: %s", held.name, error)
-                continue
-            _log.warning("the lock %r was lost", held.name)
-            held.signal.abort(LOCK_LOST)
-            return
+                if not renewed:
+                    _lose(held)
+                over.cancel()
+                over = loop.call_at(asked + lease, _lose, held)
+        finally:
+            over.cancel()
 
     async def _release(self, name: str, token: str) -> None:
         try:
             await self._backend.lock_release(name, token)
         except ChatkeepError as error:
             _log.warning("the lock %r could not be let go, its lease runs out: %s", name, error)
+
+
+def _lose(held: HeldLock) -> None:
+    if not held.signal.aborted:
+        _log.warning("the lock %r was lost", held.name)
+        held.signal.abort(LOCK_LOST)
 
 
 def with_locks(store: LockStore) -> ChatMiddleware:
