@@ -184,6 +184,8 @@ class Hub:
 
     def _start(self) -> None:
         if not self._tasks or self._tasks[0].done():
+            self._kick = asyncio.Event()  # an event belongs to the loop that waited for it
+            self._kick.set()
             self._tasks = [
                 asyncio.create_task(self._run(), name="chatkeep log readers"),
                 asyncio.create_task(self._listen(), name="chatkeep log listener"),

@@ -164,8 +164,13 @@ class Producer:
         except asyncio.CancelledError:
             await aclose(events)
             await aclose(self._stream)
+            await self._say_lost(error)
             raise
-        if not isinstance(error, RunConflict):
+        await self._say_lost(error)
+
+    async def _say_lost(self, error: StoreError) -> None:
+        # A run that was handed over, or taken, ends elsewhere.
+        if self._handing_over is None and not isinstance(error, RunConflict):
             message = "Events of the run were lost; load the thread again."
             ids = {"thread_id": self.thread_id, "run_id": self.key.run_id}
             await self._say(failed(message, EVENTS_LOST, **ids))
@@ -198,6 +203,7 @@ class Delivery:
         self.log: DeliveryLog = RunLog() if log is None else log
         self._drain = drain
         self._producers: dict[RunKey, Producer] = {}
+        self._opening: set[asyncio.Future[None]] = set()
         self._closed = False
 
     @property
@@ -280,20 +286,30 @@ class Delivery:
         except BaseException:
             getting.close()
             raise
+        opened = asyncio.get_running_loop().create_future()
+        self._opening.add(opened)
         try:
             if self._closed:
                 getting.close()
                 raise StoreClosed("this delivery")
             writer = await getting
+            producer = Producer(
+                stream, writer, key=key, thread_id=thread_id, abort=abort, detachable=detachable
+            )
+            self._producers[key] = producer
         except BaseException:
             await aclose(stream)
             raise
-        producer = Producer(
-            stream, writer, key=key, thread_id=thread_id, abort=abort, detachable=detachable
-        )
-        self._producers[key] = producer
-        producer.task.add_done_callback(lambda _: self._producers.pop(key, None))
+        finally:
+            self._opening.discard(opened)
+            opened.set_result(None)
+        producer.task.add_done_callback(lambda _: self._forget(producer))
         return producer
+
+    def _forget(self, producer: Producer) -> None:
+        # A run that was taken over in its own process has another one by now.
+        if self._producers.get(producer.key) is producer:
+            del self._producers[producer.key]
 
     async def find(self, key: RunKey) -> LoggedRun | None:
         """See :class:`DeliveryLog`."""
@@ -318,6 +334,8 @@ class Delivery:
         those that can go on elsewhere, abort the rest, and wait until they are saved. Call it
         before the persistence is closed. Idempotent; ``async with`` opens it again."""
         self._closed = True
+        if self._opening:  # asked for before: these runs have begun
+            await asyncio.wait(set(self._opening))
         producers = list(self._producers.values())
         if producers:
             await asyncio.wait({p.task for p in producers}, timeout=self._drain)

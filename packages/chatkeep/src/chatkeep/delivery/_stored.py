@@ -20,6 +20,7 @@ from chatkeep.delivery._protocol import FROM_NOW, FROM_START, LoggedEvent, Logge
 from chatkeep.delivery._runlog import encode_event
 from chatkeep.delivery._terminal import TERMINAL_TYPES, failed
 from chatkeep.errors import (
+    BackendUnavailable,
     ChatkeepError,
     CompositionError,
     EventsTrimmed,
@@ -230,6 +231,7 @@ class _Writer:
         self._sizes: deque[int] = deque()
         self._size = 0
         self._unsure: list[bytes] = []
+        self._unsure_from = 1
         self._order = asyncio.Lock()
         self._active = False
         self._ended = False
@@ -246,7 +248,7 @@ class _Writer:
             await self._settle()
             number = self._next
             if bodies:
-                self._unsure = bodies
+                self._unsure, self._unsure_from = bodies, self._keep_from(bodies)
                 await self._settle()
         head = self._head
         return [str(Offset(head.run_id, number + i, head.incarnation)) for i in range(len(bodies))]
@@ -257,10 +259,16 @@ class _Writer:
         if not bodies:
             return
         try:
-            await self._send(number, bodies, self._keep_from(bodies))
+            await self._send(number, bodies, self._unsure_from)
+        except BackendUnavailable:
+            raise
         except RunConflict:
             self._unsure = []
             self._stop()
+            raise
+        except ChatkeepError:
+            # Refused for what it is: nothing was stored, nor will be, and what comes next may be.
+            self._unsure = []
             raise
         self._unsure = []
         self._next += len(bodies)
@@ -297,7 +305,9 @@ class _Writer:
 
     async def close(self) -> None:
         """See :class:`LogWriter`."""
-        if not self._ended:
+        if self._ended:
+            return
+        try:
             async with self._order:
                 try:
                     await self._settle()
@@ -305,13 +315,17 @@ class _Writer:
                     self._stop()
                     await self._store.log_close(self._head.run_id, self._token)
                     self._hub.left(self._key)  # once more: now it is closed
+        finally:
+            self._stop()  # also if it never came to that: who is gone renews no lease
 
     async def leave(self, *, wait_ms: int = 0) -> None:
         """See :class:`LogWriter`."""
-        async with self._order:
-            if wait_ms and not self._ended:
-                await self._settle()
-                await self._send(self._next, [], lease_ms=wait_ms)
+        try:
+            async with self._order:
+                if wait_ms and not self._ended:
+                    await self._settle()
+                    await self._send(self._next, [], lease_ms=wait_ms)
+        finally:
             self._stop()
 
     def _stop(self) -> None:
