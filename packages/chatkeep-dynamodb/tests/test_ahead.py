@@ -10,7 +10,7 @@ import pytest
 
 from chatkeep import Persistence, Scope
 from chatkeep.errors import BackendUnavailable, RecordTooLarge, RunConflict, ThreadConflict
-from chatkeep.records import ActivityRecord, InterruptRecord
+from chatkeep.records import ActivityRecord, InterruptRecord, RunPatch
 from chatkeep.rules import new_commit_id
 from chatkeep.stores import (
     ActivitiesWrite,
@@ -165,6 +165,44 @@ async def test_long_records_are_kept_in_chunks(
     assert await backend.metadata_of("k") == {"n": "short"}
     chunks = stored(tools, dynamodb_table, "chunk")
     assert [row["pk"].split("/")[2] for row in chunks] == ["thread"] * len(chunks)
+
+
+@pytest.mark.parametrize("ended", [False, True])
+async def test_what_is_erased_from_a_long_draft_is_nowhere(
+    persistence: Persistence, tools: Any, dynamodb_table: DynamoTable, ended: bool
+) -> None:
+    """Nor in the chunks that a shorter draft, or the end of its run, leaves to the time to live."""
+    backend = tools.backend(persistence)
+    await backend.commit_turn(commit(run_id="r", run=RunStart(run_id="r", started_at=1)))
+    await backend.commit_turn(tools.said("t", "q"))
+    secret = {"id": "s", "role": "assistant", "content": "secret" * 150_000}
+    await backend.save_draft("t", "r", [secret])
+    if ended:
+        await backend.commit_turn(
+            commit(run_id="r", run=RunPatch(status="completed"), drop_draft=True)
+        )
+    await backend.erase_messages("t", ["s"])
+    for row in tools.rows(dynamodb_table):
+        assert b"secret" not in row.get("body", b"")
+
+
+async def test_a_long_draft_that_expires_leaves_its_thread_readable(
+    persistence: Persistence,
+    tools: Any,
+    dynamodb_table: DynamoTable,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nobody swept for a month: the service removes the rows of a draft in no order."""
+    backend = tools.backend(persistence)
+    await backend.commit_turn(commit(run_id="r", run=RunStart(run_id="r", started_at=1)))
+    await backend.commit_turn(tools.said("t", "q"))
+    await backend.save_draft("t", "r", [{"role": "assistant", "content": "x" * 900_000}])
+    chunk = stored(tools, dynamodb_table, "chunk")[0]
+    monkeypatch.setattr(Place, "now", lambda _: chunk["expires_at"] * 1000 + 1)
+    await backend._table.delete((chunk["pk"], chunk["sk"]))
+    view = await backend.read_view("t", ViewQuery(drafts=True))
+    assert (view.numbers, view.drafts) == ([1], [])
+    assert await backend.erase_messages("t", ["q"]) == 1
 
 
 async def test_what_no_transaction_holds_is_refused_and_named(

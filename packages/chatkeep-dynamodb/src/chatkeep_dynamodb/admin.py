@@ -32,7 +32,7 @@ from chatkeep_dynamodb.keys import (
     thread_pk,
 )
 from chatkeep_dynamodb.known import missing
-from chatkeep_dynamodb.rows import Cut, draft_items, message_from_item, scope_of
+from chatkeep_dynamodb.rows import Cut, draft_expired, draft_items, message_from_item, scope_of
 from chatkeep_dynamodb.state import Place
 from chatkeep_dynamodb.table import BY_DUE, BY_SCOPE
 from chatkeep_dynamodb.values import delete_values_of
@@ -302,6 +302,9 @@ async def _erase_from_drafts(place: Place, head: Head, asked: set[str]) -> None:
     for rows in (await prefixed(place, head, DRAFT)).values():
         what = f"draft of run {rows[0]['run_id']!r}"
         check_format(rows[0], what)
+        if draft_expired(rows[0], place.now()):
+            await place.table.write_many(deletes=map(key_of, rows))
+            continue
         own = [row for row in rows if row["stamp"] == rows[0]["stamp"]]
         messages = decode(body_of(rows[0], own[1:], what), what)
         rest = [message for message in messages if message.get("id") not in asked]
@@ -322,3 +325,30 @@ async def _erase_from_drafts(place: Place, head: Head, asked: set[str]) -> None:
             )
         except Cancelled:
             continue  # its run has streamed on: what it wrote then is its own
+    await _erase_old_chunks(place, head)
+
+
+async def _erase_old_chunks(place: Place, head: Head) -> None:
+    """Remove the chunks of drafts that were replaced or have gone: they hold what was erased."""
+    prefix = f"{DRAFT}/{head.incarnation}"
+    rows = await place.table.query(
+        thread_pk(head.scope, head.thread_id),
+        prefix + "/",
+        behind(prefix),
+        names=("pk", "sk", "kind", "stamp"),
+    )
+    chunks = [row for row in rows if row["kind"] == "chunk"]
+    # Read behind the chunks: a draft is written in one transaction with those of its stamp.
+    drafts = await place.table.get_many(
+        ((row["pk"], row["sk"].rpartition("/")[0]) for row in chunks), ("stamp",)
+    )
+    stamps = {draft["stamp"] for draft in drafts.values()}
+    await gather(
+        [
+            functools.partial(
+                place.table.delete_if, key_of(row), Condition.equal(stamp=row["stamp"])
+            )
+            for row in chunks
+            if row["stamp"] not in stamps
+        ]
+    )

@@ -43,6 +43,7 @@ from chatkeep_dynamodb.keys import (
 from chatkeep_dynamodb.rows import (
     StoredInterrupt,
     StoredRun,
+    draft_expired,
     draft_from_item,
     message_from_item,
 )
@@ -170,7 +171,7 @@ async def _read(place: Place, thread_id: str, query: ViewQuery) -> ThreadView:
         runs=_runs(gate, query, now),
         interrupts=_interrupts(gate, head, query, now),
         activities=_activities(head, rows) if query.activities else [],
-        drafts=_drafts(head, rows) if query.drafts else [],
+        drafts=_drafts(head, rows, now) if query.drafts else [],
     )
     place.memory.put(gate.state(head))
     return view
@@ -307,11 +308,11 @@ def _activities(head: Head, rows: Mapping[str, Rows]) -> list[ActivityRecord]:
     return records
 
 
-def _drafts(head: Head, rows: Mapping[str, Rows]) -> list[DraftRecord]:
+def _drafts(head: Head, rows: Mapping[str, Rows], now: int) -> list[DraftRecord]:
     records: list[DraftRecord] = []
     for run_id in head.open_runs:
         found = rows.get(row_sk(DRAFT, head.incarnation, run_id))
-        if found is None:
+        if found is None or draft_expired(found[0], now):
             continue
         draft = draft_from_item(found[0], found[1:], head.thread_id)
         if draft is None:

@@ -44,6 +44,7 @@ __all__ = [
     "Cut",
     "StoredInterrupt",
     "StoredRun",
+    "draft_expired",
     "draft_from_item",
     "draft_items",
     "entry_items",
@@ -264,7 +265,8 @@ def draft_items(
     head: Head, run_id: str, body: bytes, now: int, stamp: str, expires_at: int
 ) -> list[Item]:
     """The rows of a run's draft. ``stamp`` tells one draft's chunks from another's; those of
-    one that is long since replaced go by themselves at ``expires_at`` (seconds)."""
+    one that is long since replaced go by themselves at ``expires_at`` (seconds). So do those of
+    one that is still there, hence its first row names that moment too (:func:`draft_expired`)."""
     item: Item = {
         "pk": thread_pk(head.scope, head.thread_id),
         "sk": row_sk(DRAFT, head.incarnation, run_id),
@@ -274,7 +276,15 @@ def draft_items(
         "updated_at": now,
         "format": FORMAT_VERSION,
     }
-    return with_body(item, body, {"stamp": stamp, "expires_at": expires_at})
+    rows = with_body(item, body, {"stamp": stamp, "expires_at": expires_at})
+    if len(rows) > 1:
+        item["expires_at"] = expires_at
+    return rows
+
+
+def draft_expired(item: Item, now: int) -> bool:
+    """Whether the service may be removing the rows of a draft, one by one."""
+    return "expires_at" in item and item["expires_at"] * 1000 <= now
 
 
 def draft_from_item(item: Item, chunks: Sequence[Item], thread_id: str) -> DraftRecord | None:
