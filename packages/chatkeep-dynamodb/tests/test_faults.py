@@ -316,6 +316,40 @@ async def test_a_reader_never_mixes_two_states(
     assert len(view.messages) == 2
 
 
+@pytest.mark.parametrize("whole", [False, True])
+async def test_a_long_row_that_is_written_over_while_it_is_read_is_read_again(
+    persistence: Persistence, opened: Any, wire: Any, tools: Any, whole: bool
+) -> None:
+    """Its first chunk is of one version, the others are of the next: no record is made of that,
+    and none is called broken."""
+    backend = tools.backend(persistence)
+    start = RunStart(run_id="r", started_at=1, lease_token="k", extra={"own": "x" * 900_000})
+    await backend.commit_turn(
+        TurnCommit(commit_id=new_commit_id(), thread_id="t", run_id="r", run=start)
+    )
+
+    def without_a_chunk(page: Any) -> Any:
+        page["Items"] = [item for item in page["Items"] if not item["sk"]["S"].endswith("/00002")]
+        return page
+
+    def older(page: Any) -> Any:
+        for item in (item for items in page["Responses"].values() for item in items):
+            item["version"]["N"] = "0"
+        return page
+
+    if whole:
+        wire.rewrite("Query", without_a_chunk)
+        view = await backend.read_view("t", ViewQuery(messages="none", runs="all"))
+        assert len(view.runs) == 1
+    async with opened() as fresh:
+        beside = tools.wire(fresh)
+        beside.rewrite("BatchGetItem", older)
+        beside.faults.insert(0, ("BatchGetItem", lambda w, request, _: w.inner.send(request)))
+        found = await tools.backend(fresh).find_run("r")
+        assert found.model_extra == {"own": "x" * 900_000}
+        assert beside.faults == []
+
+
 async def test_a_thread_that_changes_during_every_read_is_an_outage(
     persistence: Persistence, wire: Any, tools: Any
 ) -> None:

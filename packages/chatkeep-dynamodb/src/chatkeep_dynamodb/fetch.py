@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import asyncio
+import random
+from collections.abc import Iterable
 
 from chatkeep_dynamodb.client import Table
 from chatkeep_dynamodb.head import Head
@@ -11,6 +13,8 @@ from chatkeep_dynamodb.keys import HEAD, MESSAGE, behind, chunk_sk, number_sk, t
 from chatkeep_dynamodb.state import Place, Rows
 
 __all__ = ["fetch", "grouped", "numbers_behind", "prefixed", "read_head"]
+
+_TRIES = 10
 
 
 def grouped(items: Iterable[Item]) -> dict[str, list[Item]]:
@@ -25,13 +29,26 @@ def grouped(items: Iterable[Item]) -> dict[str, list[Item]]:
     for chunk in chunks:
         # Other rows may sort between a row and its chunks.
         rows = found.get(chunk["sk"].rpartition("/")[0])
-        if rows is not None:
+        if rows is not None and _same(rows[0], chunk):
             rows.append(chunk)
     return found
 
 
 async def fetch(table: Table, keys: Iterable[Key]) -> dict[Key, Rows]:
-    """The rows that there are; one request more if one of them has chunks."""
+    """The rows that there are; one request more if one of them has chunks. A row that was
+    written over between the two is read again."""
+    rows = await _fetch(table, keys)
+    for attempt in range(_TRIES):
+        torn = [key for key, found in rows.items() if _torn(found)]
+        if not torn:
+            break
+        await asyncio.sleep(0.002 * 2**attempt * random.random())
+        again = await _fetch(table, torn)
+        rows = {key: found for key, found in rows.items() if key not in torn} | again
+    return rows
+
+
+async def _fetch(table: Table, keys: Iterable[Key]) -> dict[Key, Rows]:
     found = await table.get_many(keys)
     rows: dict[Key, list[Item]] = {key: [item] for key, item in found.items()}
     missing = {
@@ -53,13 +70,18 @@ async def read_head(place: Place, thread_id: str) -> Head | None:
     return None if item is None else Head.from_item(item)
 
 
-async def prefixed(
-    place: Place, head: Head, letter: str, names: Sequence[str] = ()
-) -> dict[str, list[Item]]:
+async def prefixed(place: Place, head: Head, letter: str) -> dict[str, list[Item]]:
     """All rows of a kind, by sort key, each with its chunks."""
     sk = f"{letter}/{head.incarnation}"
     pk = thread_pk(head.scope, head.thread_id)
-    return grouped(await place.table.query(pk, sk + "/", behind(sk), names=names))
+    rows = grouped(await place.table.query(pk, sk + "/", behind(sk)))
+    torn = [(pk, sk) for sk, found in rows.items() if _torn(found)]
+    if torn:
+        again = await fetch(place.table, torn)
+        for key in torn:
+            del rows[key[1]]
+        rows |= {sk: list(found) for (_, sk), found in again.items()}
+    return rows
 
 
 async def numbers_behind(
@@ -76,6 +98,10 @@ async def numbers_behind(
         for row in rows
         if row.get("kind") != "chunk"
     }
+
+
+def _torn(rows: Rows) -> bool:
+    return len(rows) != rows[0].get("parts", 1)
 
 
 def _same(item: Item, chunk: Item) -> bool:

@@ -35,13 +35,12 @@ _TRIES = 20
 async def get_value(place: Place, namespace: str, key: str) -> VersionedValue | None:
     """Value and revision."""
     at = (value_pk(place.scope, key), value_sk(namespace))
-    for _ in range(_TRIES):
-        rows = (await fetch(place.table, [at])).get(at)
-        if rows is None:
-            return None
-        if len(rows) == rows[0].get("parts", 1):
-            return VersionedValue(value=_value(rows), revision=rows[0]["revision"])
-    raise BackendUnavailable(f"metadata {namespace!r} was written to during each of {_TRIES} reads")
+    rows = (await fetch(place.table, [at])).get(at)
+    if rows is None:
+        return None
+    if len(rows) != rows[0].get("parts", 1):
+        raise BackendUnavailable(f"metadata {namespace!r} was written to during each read of it")
+    return VersionedValue(value=_value(rows), revision=rows[0]["revision"])
 
 
 def _value(rows: Sequence[Item]) -> JsonValue:
