@@ -354,6 +354,29 @@ async def test_a_missing_body_is_an_error_and_never_a_gap(
             await backend.read_view("thread 1", query)
 
 
+@pytest.mark.parametrize("rest", ["body", "open", "ended", "asked", "rows"])
+async def test_a_missing_head_is_an_error_and_never_an_empty_thread(
+    persistence: Persistence, anywhere: RedisSpace, rest: str
+) -> None:
+    """Neither read nor written over, whatever is left; a delete clears it away."""
+    backend: Any = persistence.scoped(SCOPE).backends[0]
+    await write_everything(persistence)
+    with anywhere.server.client() as client:
+        for key in anywhere.names():
+            if "{t/" in key and not key.endswith((f":{rest}", ":values")):
+                client.delete(key)
+    before = stored(anywhere)
+    with pytest.raises(CorruptRecord, match="head"):
+        await backend.read_view("thread 1", ViewQuery())
+    with pytest.raises(CorruptRecord, match="head"):
+        await backend.commit_turn(TurnCommit(commit_id="x", thread_id="thread 1"))
+    assert {k: v for k, v in stored(anywhere).items() if "{t/" in str(k)} == {
+        k: v for k, v in before.items() if "{t/" in str(k)
+    }
+    await backend.delete_thread("thread 1")
+    assert not (await backend.read_view("thread 1", ViewQuery())).exists
+
+
 async def test_a_thread_of_a_later_format_is_neither_read_nor_written(
     persistence: Persistence, anywhere: RedisSpace
 ) -> None:

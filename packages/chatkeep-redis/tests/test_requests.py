@@ -228,6 +228,14 @@ async def test_a_long_transcript_is_read_in_pages(persistence: Persistence, tool
     assert found == rows
     assert len(sizes) > 3
     assert max(sizes) < PAGE_BYTES + 200 * 1200
+    # Pictures: a page holds as many as it has room for.
+    long = [user(f"m{n}", "x" * 300_000) for n in range(60)]
+    await persistence.stores.messages.save_thread("long", long)
+    sizes.clear()
+    runner._send = measured
+    assert await persistence.stores.messages.load_thread("long") == long
+    del runner._send
+    assert max(sizes) < PAGE_BYTES + 400_000
 
 
 @pytest.mark.parametrize("rewritten", [1, 100])

@@ -19,6 +19,7 @@ local cut_by, member = arg(), arg()
 local head = call('HMGET', HEAD, 'format', 'incarnation', 'version', 'transcript', 'next', 'live',
   'count', 'rows', 'commits', 'order', 'renewed')
 local exists = head[1] ~= false
+if not exists then check_absent() end
 if too_new(head[1]) then return {'format', head[1]} end
 local incarnation = exists and head[2] or born
 local version = tonumber(head[3] or '0') + 1

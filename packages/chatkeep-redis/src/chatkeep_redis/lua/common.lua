@@ -192,3 +192,31 @@ local function keep_apart(ttl, key)
     call('PEXPIRE', key, text(3 * ttl))
   end
 end
+
+-- A thread without a head has nothing else either, unless a server took its keys apart.
+local function check_absent()
+  if call('EXISTS', BODY, INFO, OPEN, ENDED, ASKED, SETTLED, ROWS, DRAFTS, CUTS) > 0 then
+    error('CHATKEEP-CORRUPT thread without its head')
+  end
+end
+
+-- What is stored under numbers, false for what is not; no more than about so many bytes of it.
+local function read_entries(numbers, messages, budget)
+  local source = messages == 'bodies' and BODY or INFO
+  local values, bytes, step = {}, 0, 1
+  while #values < #numbers and bytes < budget do
+    local part = {}
+    for i = #values + 1, math.min(#values + step, #numbers) do
+      part[#part + 1] = text(numbers[i])
+    end
+    for _, value in ipairs(call('HMGET', source, unpack(part))) do
+      bytes = bytes + (value and #value or 0)
+      if value and messages == 'digests' then value = string.sub(value, 1, 16) end
+      values[#values + 1] = value
+    end
+    -- As many as there is room for, if they are as long as those so far.
+    local room = bytes > 0 and math.floor((budget - bytes) * #values / bytes) or 50
+    step = math.max(1, math.min(50, room))
+  end
+  return values
+end

@@ -6,7 +6,10 @@ local OWNER = KEYS[THREAD_KEYS + 1]
 local owner = OWNER and call('HGET', OWNER, 'thread') or false
 
 local head = call('HMGET', HEAD, 'format', 'incarnation', 'transcript', 'live')
-if not head[1] then return {'none', now, owner} end
+if not head[1] then
+  check_absent()
+  return {'none', now, owner}
+end
 if too_new(head[1]) then return {'format', head[1]} end
 local transcript = tonumber(head[3])
 local revision = transcript > 0 and (text(transcript) .. '.' .. head[2]) or ''
@@ -33,19 +36,7 @@ if messages ~= 'none' then
     end
   end
   if messages ~= 'numbers' then
-    local source = messages == 'bodies' and BODY or INFO
-    local numbers = numbers_of(line_of(window))
-    local bytes = 0
-    for first = 1, #numbers, 200 do
-      if bytes >= budget then break end
-      local part = {}
-      for i = first, math.min(first + 199, #numbers) do part[#part + 1] = text(numbers[i]) end
-      for _, value in ipairs(call('HMGET', source, unpack(part))) do
-        if value and messages == 'digests' then value = string.sub(value, 1, 16) end
-        values[#values + 1] = value
-        bytes = bytes + (value and #value or 0)
-      end
-    end
+    values = read_entries(numbers_of(line_of(window)), messages, budget)
   end
 end
 
