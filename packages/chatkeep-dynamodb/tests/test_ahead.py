@@ -21,6 +21,7 @@ from chatkeep.stores import (
     ViewQuery,
 )
 from chatkeep_dynamodb import commit as commit_module
+from chatkeep_dynamodb import leftovers
 from chatkeep_dynamodb.state import Place
 from servers.dynamodb import DynamoTable
 
@@ -435,6 +436,27 @@ async def test_a_deletion_that_dies_is_whole_for_everybody(
     assert ([m["id"] for m in view.messages], view.runs) == (["new"], [])
     kinds = sorted(row["kind"] for row in tools.rows(dynamodb_table))
     assert kinds == ["head", "head", "message", "message"]
+
+
+async def test_what_a_deletion_removed_before_its_time_was_up_is_gone(
+    persistence: Persistence,
+    wire: Any,
+    tools: Any,
+    dynamodb_table: DynamoTable,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However large the thread: each sweep goes on where the last one was stopped."""
+    monkeypatch.setattr(leftovers, "_ROWS_AT_ONCE", 50)
+    backend = tools.backend(persistence)
+    await backend.commit_turn(many("a"))
+    wire.clear()
+    assert await persistence.delete_thread("t")
+    assert tools.rows(dynamodb_table) == []
+    # Rows go before the next ones are looked for.
+    bodies = [body for operation, body in wire.sent if operation == "Query"]
+    values = [body["ExpressionAttributeValues"] for body in bodies]
+    messages_asked = [v for v in values if v.get(":low", {}).get("S", "").startswith("m/")]
+    assert len(messages_asked) == 3
 
 
 async def test_an_unreachable_service_leaves_old_rows_to_the_sweep(

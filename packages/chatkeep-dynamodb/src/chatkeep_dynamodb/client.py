@@ -249,10 +249,12 @@ class Table:
         high: str,
         *,
         names: Sequence[str] = (),
+        limit: int | None = None,
     ) -> list[Item]:
-        """The rows of a partition from ``low`` to ``high``, in order, strongly consistent."""
+        """The rows of a partition from ``low`` to ``high``, in order, strongly consistent; the
+        first ``limit`` of them."""
         return await self._query(
-            None,
+            limit,
             None,
             ConsistentRead=True,
             KeyConditionExpression="pk = :pk AND sk BETWEEN :low AND :high",

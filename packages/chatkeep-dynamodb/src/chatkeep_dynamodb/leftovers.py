@@ -37,6 +37,9 @@ __all__ = ["clear", "sweep"]
 
 _NAMES = ("pk", "sk", "kind", "run_id", "parent_run_id")
 
+_ROWS_AT_ONCE = 200
+"""Rows that are looked up before they are removed. The service reads them whole: up to 80 MB."""
+
 
 async def sweep(place: Place, limit: int) -> int:
     """Remove what is left over in every scope and due; how many leftover rows were found."""
@@ -77,13 +80,11 @@ async def clear(table: Table, item: Item) -> None:
     if item.get("whole"):
         await _clear_thread(table, item)
     else:
-        keys: list[Key] = []
         for letter, named in ((MESSAGE, "messages"), (ACTIVITY, "activities")):
             for first, last in rg.read_ranges(item[named], f"leftover {item['sk']!r}"):
                 low = number_sk(letter, incarnation, first)
                 high = behind(number_sk(letter, incarnation, last))
-                keys += map(key_of, await table.query(pk, low, high, names=("pk", "sk")))
-        await table.write_many(deletes=keys)
+                await _clear_between(table, pk, low, high, item)
     await table.write_many(deletes=[key_of(item)])
     # A thread that was never more than numbers taken for it is nobody's.
     if item.get("taken"):
@@ -110,8 +111,18 @@ async def _clear_thread(table: Table, item: Item) -> None:
     await _delete_all_if(table, lookups, own)
     for letter in (ACTIVITY, DRAFT, MESSAGE, INTERRUPT, RUN, CUT, LEFTOVER):
         prefix = f"{letter}/{incarnation}"
-        rows = await table.query(pk, prefix + "/", behind(prefix), names=("pk", "sk"))
+        await _clear_between(table, pk, prefix + "/", behind(prefix), item)
+
+
+async def _clear_between(table: Table, pk: str, low: str, high: str, item: Item) -> None:
+    """Remove the rows of a stretch, but for ``item``. Some at a time: when the call's time is up,
+    those are gone, and the next sweep goes on behind them."""
+    while True:
+        rows = await table.query(pk, low, high, names=("pk", "sk"), limit=_ROWS_AT_ONCE)
         await table.write_many(deletes=[key for key in map(key_of, rows) if key != key_of(item)])
+        if len(rows) < _ROWS_AT_ONCE:
+            return
+        low = rows[-1]["sk"]
 
 
 async def _delete_all_if(table: Table, keys: Iterable[Key], condition: Condition) -> None:
