@@ -269,3 +269,82 @@ def test_a_log_that_is_closed_serves_another_loop() -> None:
 
     assert asyncio.run(serve(RunKey(run_id="1"))) == ["a"]
     assert asyncio.run(serve(RunKey(run_id="2"))) == ["a"]
+
+
+@pytest.mark.anyio
+async def test_an_end_whose_reply_was_lost_is_the_only_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is sent again as it was; no second terminal event comes behind it."""
+    persistence = memory_persistence()
+    backend: Any = persistence.backends[0]
+    kept, failures = backend._log_append, 0
+
+    async def append(run_id: str, token: str, number: int, bodies: Any, *rest: Any) -> None:
+        nonlocal failures
+        if not failures and any(b"RUN_FINISHED" in body for body in bodies):
+            failures += 1
+            raise BackendUnavailable("down", outcome_unknown=True)
+        await kept(run_id, token, number, bodies, *rest)
+
+    monkeypatch.setattr(backend, "commit_retries", 0)
+    monkeypatch.setattr(backend, "_log_append", append)
+    log = StoredLog(persistence)
+    producer = await Delivery(log).start(stream_of(started(), finished()), key=KEY, thread_id="t")
+    await producer.task
+    assert failures == 1
+    assert await _types(log) == ["RUN_STARTED", "RUN_FINISHED"]
+    found = await log.find(KEY)
+    assert found is not None
+    assert found.finished
+
+
+@pytest.mark.anyio
+async def test_a_log_that_misses_its_end_is_not_closed_without_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its lease runs out, and who looks then tells its viewers."""
+    persistence = memory_persistence()
+    backend: Any = persistence.backends[0]
+    kept, down = backend._log_append, True
+
+    async def append(*arguments: Any) -> None:
+        if down:
+            raise BackendUnavailable("down")
+        await kept(*arguments)
+
+    monkeypatch.setattr(backend, "commit_retries", 0)
+    monkeypatch.setattr(backend, "_log_append", append)
+    log = StoredLog(persistence, lease_ms=20)
+    producer = await Delivery(log).start(stream_of(started(), finished()), key=KEY, thread_id="t")
+    await producer.task
+    down = False
+    await asyncio.sleep(0.05)
+    await log.sweep()
+    assert (await _types(log))[-1] == "RUN_ERROR"
+
+
+@pytest.mark.anyio
+async def test_a_replay_waits_for_a_log_that_is_out_of_reach(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A response that breaks off, or ends empty, is an error to a client."""
+    persistence = memory_persistence()
+    backend: Any = persistence.backends[0]
+    kept, failures = backend._log_read, 0
+    log = StoredLog(persistence)
+    writer = await log.open(KEY, "t")
+    await writer.append([text("a"), finished()])
+    await writer.close()
+    batches = await log.follow(KEY)
+
+    async def read(*arguments: Any) -> Any:
+        nonlocal failures
+        if not failures:
+            failures += 1
+            raise BackendUnavailable("down")
+        return await kept(*arguments)
+
+    monkeypatch.setattr(backend, "_log_read", read)
+    bodies = [json.loads(event.body) async for batch in batches for event in batch]
+    assert failures == 1
+    assert [body["type"] for body in bodies] == ["TEXT_MESSAGE_CONTENT", "RUN_FINISHED"]
+    await log.aclose()

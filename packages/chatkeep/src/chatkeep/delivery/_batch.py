@@ -7,7 +7,7 @@ import asyncio
 from ag_ui.core import BaseEvent
 
 from chatkeep.delivery._protocol import LogWriter
-from chatkeep.errors import InvalidValue
+from chatkeep.errors import BackendUnavailable, InvalidValue
 
 __all__ = ["Batcher"]
 
@@ -28,6 +28,7 @@ class Batcher:
     def __init__(self, writer: LogWriter) -> None:
         self._writer = writer
         self._waiting: list[BaseEvent] = []
+        self._unsure: list[BaseEvent] = []
         self._sending: asyncio.Task[None] | None = None
 
     async def put(self, event: BaseEvent) -> None:
@@ -51,14 +52,17 @@ class Batcher:
             self._sending = asyncio.create_task(self._send())
         return self._sending
 
-    async def drop(self) -> None:
-        """Forget what waits, and what an append raised."""
+    async def drop(self) -> list[BaseEvent]:
+        """Forget what waits, and what an append raised. Returned are the events of which the
+        writer does not know whether they are there: it sends them again, before any others."""
         if self._sending is not None:
             await asyncio.wait({self._sending})
         if self._sending is not None and not self._sending.cancelled():
             self._sending.exception()
         self._sending = None
+        unsure, self._unsure = self._unsure, []
         self._waiting.clear()
+        return unsure
 
     def _check(self) -> None:
         sending = self._sending
@@ -77,4 +81,7 @@ class Batcher:
                     raise
                 whole = False  # what stands before the one that cannot be encoded is published
                 continue
+            except BackendUnavailable:
+                self._unsure = batch
+                raise
             del self._waiting[: len(batch)]

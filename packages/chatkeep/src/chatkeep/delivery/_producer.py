@@ -81,6 +81,7 @@ class Producer:
         self._handing_over: int | None = None
         self._signal = abort
         self._ended = False
+        self._speechless = False
         self._task = asyncio.create_task(self._run(), name=f"chatkeep run {key.run_id}")
 
     @property
@@ -147,8 +148,7 @@ class Producer:
                 await self._publish(end)
             await self._batches.flush()
         except ChatkeepError:
-            await self._batches.drop()
-            await self._say(end)
+            await self._say(end, unsure=await self._batches.drop())
 
     async def _go_on_unseen(self, events: AsyncIterator[BaseEvent], error: StoreError) -> None:
         """The log takes no events: viewers have lost sight of the run, but its tools have had
@@ -157,34 +157,40 @@ class Producer:
         _log.error(
             "run %r goes on without viewers, its log takes no events: %s", self.key.run_id, error
         )
-        await self._batches.drop()
+        unsure = await self._batches.drop()
         try:
             async for _ in events:
                 await asyncio.sleep(0)
         except asyncio.CancelledError:
             await aclose(events)
             await aclose(self._stream)
-            await self._say_lost(error)
+            await self._say_lost(error, unsure)
             raise
-        await self._say_lost(error)
+        await self._say_lost(error, unsure)
 
-    async def _say_lost(self, error: StoreError) -> None:
+    async def _say_lost(self, error: StoreError, unsure: Sequence[BaseEvent]) -> None:
         # A run that was handed over, or taken, ends elsewhere.
         if self._handing_over is None and not isinstance(error, RunConflict):
             message = "Events of the run were lost; load the thread again."
             ids = {"thread_id": self.thread_id, "run_id": self.key.run_id}
-            await self._say(failed(message, EVENTS_LOST, **ids))
+            await self._say(failed(message, EVENTS_LOST, **ids), unsure=unsure)
 
-    async def _say(self, event: BaseEvent) -> None:
+    async def _say(self, event: BaseEvent, *, unsure: Sequence[BaseEvent]) -> None:
+        """Append a terminal event, unless one is among those that the writer sends again."""
         try:
-            await self._writer.append([event])
+            await self._writer.append([] if any(map(is_terminal, unsure)) else [event])
         except ChatkeepError as error:
+            self._speechless = True
             _log.error("run %r has no terminal event in its log: %s", self.key.run_id, error)
 
     async def _close(self) -> None:
         try:
             if self._handing_over is not None and not self._ended:
                 await self._writer.leave(wait_ms=self._handing_over)
+            elif self._speechless:
+                # A log that is closed without an end would never get one: its lease runs out
+                # now, and whoever looks then tells its viewers.
+                await self._writer.leave()
             else:
                 await self._writer.close()
         except ChatkeepError as error:

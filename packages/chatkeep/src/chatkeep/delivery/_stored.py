@@ -36,6 +36,7 @@ __all__ = ["StoredLog"]
 _log = logging.getLogger("chatkeep.delivery")
 
 _READ_BYTES = 1 << 20
+_AFTER_FAILURE = 1.0
 
 
 class StoredLog:
@@ -143,8 +144,13 @@ class StoredLog:
             while True:
                 news = feed.news
                 if number < feed.end:
-                    behind = number < feed.first
-                    bodies = await feed.page(number) if behind else feed.batch(number)
+                    try:
+                        behind = number < feed.first
+                        bodies = await feed.page(number) if behind else feed.batch(number)
+                    except BackendUnavailable as error:
+                        _log.warning("a log could not be read; the next try comes: %s", error)
+                        await asyncio.sleep(_AFTER_FAILURE)
+                        continue
                     if not bodies:
                         raise EventsTrimmed(key.run_id)
                     yield _events(head, number, bodies)
