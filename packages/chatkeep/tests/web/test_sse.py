@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from ag_ui.core import BaseEvent, CustomEvent, RunStartedEvent
 
-from chatkeep.delivery import Delivery, RunKey
-from chatkeep.web import encode_sse, sse_response
+from chatkeep.delivery import Delivery, LoggedEvent, RunKey
+from chatkeep.web import encode_sse, follow_response, sse_response
 
 from .conftest import Watched, open_request, request
 
@@ -159,3 +160,28 @@ async def test_half_a_surrogate_pair_does_not_break_the_stream() -> None:
     """Models cut emoji in two; the frame stays UTF-8."""
     answer = await request(sse_response(Watched("\ud83d")))
     assert answer.events[1]["delta"] == "\ufffd"
+
+
+async def test_a_reader_of_the_log_is_gone_when_its_response_is_over() -> None:
+    """Also if the client leaves while it takes no bytes: nothing is left to a collector."""
+    closed: list[int] = []
+    offered = asyncio.Event()
+
+    async def batches() -> AsyncIterator[list[LoggedEvent]]:
+        try:
+            yield [LoggedEvent("r:1", b"{}")]
+        finally:
+            closed.append(1)
+
+    async def receive() -> dict[str, str]:
+        await offered.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.body":
+            offered.set()
+            await asyncio.sleep(60)
+
+    follower = batches()
+    await follow_response(follower)({"type": "http"}, receive, send)  # type: ignore[arg-type]
+    assert closed == [1]

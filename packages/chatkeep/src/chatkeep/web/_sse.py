@@ -148,6 +148,8 @@ async def _framed(batches: AsyncIterator[Sequence[LoggedEvent]]) -> AsyncIterato
         # Without an id: it is no event of the run, and nothing to come back to.
         ids = {"thread_id": "", "run_id": error.run_id}
         yield encode_sse(encode_event(failed(str(error), error.code, **ids)))
+    finally:
+        await aclose(batches)
 
 
 class EventStream(Response):
