@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -37,7 +38,8 @@ def test_a_killed_server_comes_back_on_its_port_with_its_data(own_redis: RedisPr
 
 
 def test_a_paused_server_answers_once_it_is_resumed(own_redis: RedisProcess) -> None:
-    with redis.Redis(port=own_redis.port, socket_timeout=0.3) as client:
+    impatient: Any = redis.Redis(port=own_redis.port, socket_timeout=0.3)
+    with impatient as client:
         client.ping()
         own_redis.pause()
         with pytest.raises(redis.TimeoutError):
