@@ -243,6 +243,7 @@ def test_the_driver_sends_no_command_of_ours_again() -> None:
         ("redis://h?prefix=a", {"prefix": "b"}),
         ("redis://h", {"thread_ttl_ms": 0}),
         ("redis://h", {"thread_ttl_ms": 1.5}),
+        ("redis://h", {"thread_ttl_ms": 2**62}),
         ("redis://h", {"max_connections": 0}),
     ],
     ids=lambda value: str(value)[:24],

@@ -290,3 +290,23 @@ async def test_a_run_that_is_driven_is_no_lost_one_and_is_looked_at_once(
         sent.clear()
         assert await backend.list_lost(limit=9) == []
         assert "runs" not in sent
+
+
+async def test_a_deleted_thread_leaves_the_lists_unless_a_commit_may_rely_on_its_place(
+    clustered: Persistence, redis_cluster_space: RedisSpace, tools: Any
+) -> None:
+    """At once, if nobody has written it for a while; else the next reader takes it out."""
+
+    def lists() -> set[str]:
+        return {key.rpartition(":")[2] for key in redis_cluster_space.names() if "{i/" in key}
+
+    tools.hints_last(clustered, 100)
+    backend = tools.backend(clustered)
+    for thread in ("t", "subagent:x"):
+        await backend.commit_turn(tools.said(thread, "a"))
+        await backend.delete_thread(thread)
+        assert lists()
+        await backend.commit_turn(tools.said(thread, "a"))
+        await asyncio.sleep(0.3)
+        await backend.delete_thread(thread)
+        assert not lists()

@@ -21,6 +21,7 @@ from chatkeep_redis.space import HINT_MS, Space
 __all__ = ["open_url", "redis_persistence"]
 
 _PREFIX = "chatkeep"
+_LONGEST_MS = 100 * 366 * 24 * 3600 * 1000
 _SCHEMES = ("redis", "rediss", "redis+cluster", "rediss+cluster")
 
 
@@ -51,6 +52,8 @@ def redis_persistence(
     _check_positive("max_connections", max_connections)
     if thread_ttl_ms is not None:
         _check_positive("thread_ttl_ms", thread_ttl_ms)
+        if thread_ttl_ms > _LONGEST_MS:
+            raise CompositionError(f"thread_ttl_ms must be at most {_LONGEST_MS} (a century)")
     # Callers without a type checker give anything.
     given = cast("object", url_or_client)
     if isinstance(given, str):

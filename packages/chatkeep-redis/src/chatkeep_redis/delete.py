@@ -56,6 +56,12 @@ async def _forget(space: Space, thread_id: str, items: list[dict[str, bytes]]) -
     if places:
         indexes = (keys.lost, keys.detached(scope), keys.detached(None))
         work += [("index", key, ["drop", *places]) for key in indexes]
+    if space.apart:
+        # A commit under way may rely on a young place; then it is left to readers.
+        left: list[Argument] = ["left", place, 2 * space.hint_ms]
+        work.append(("index", keys.threads(scope, thread_id), left))
+        if not is_child_thread(thread_id):
+            work.append(("index", keys.idle, left))
     if cuts:
         work.append(("index", keys.cuts, ["drop", *cuts]))
 

@@ -37,6 +37,11 @@ if what == 'drop' then
   for i = 2, #ARGV do call('ZREM', INDEX, ARGV[i]) end
   return {now}
 end
+if what == 'left' then
+  local score = call('ZSCORE', INDEX, ARGV[2])
+  if score and tonumber(score) + tonumber(ARGV[3]) <= now then call('ZREM', INDEX, ARGV[2]) end
+  return {now}
+end
 for i = 2, #ARGV, 3 do
   local score = call('ZSCORE', INDEX, ARGV[i])
   if score and tonumber(score) == tonumber(ARGV[i + 1]) then
