@@ -455,3 +455,55 @@ async def test_a_commit_that_a_failover_takes_back_is_not_acknowledged(
     view = await backend.read_view("t", ViewQuery())
     assert [m["id"] for m in view.messages] == ["a", "b"]
     assert view.revision == receipt.revision
+
+
+async def test_two_posts_of_one_run_mix_nothing_of_each_other(
+    plain: Persistence, tools: Any
+) -> None:
+    """The second renews the claim right between the commit of the first and what goes with it; it
+    names a parent, and the first, which has the run, does not."""
+    backend = tools.backend(plain)
+    await backend.commit_turn(tools.said("t", "a"))
+    (one, first), (two, second) = tools.watched(plain), tools.watched(plain)
+    head, work, renew = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    at_head, at_work, at_renew = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    renewed = asyncio.Event()
+    gates = {
+        ("update", "chatkeep_threads"): (at_head, head),
+        ("change", "chatkeep_runs"): (at_work, work),
+    }
+
+    async def pause_first(name: str, where: str) -> None:
+        if gate := gates.get((name, where)):
+            gate[0].set()
+            await gate[1].wait()
+
+    async def pause_second(name: str, where: str) -> None:
+        if at_renew.is_set():
+            renewed.set()
+        elif (name, where) == ("update", "chatkeep_runs"):
+            at_renew.set()
+            await renew.wait()
+
+    first.pause, second.pause = pause_first, pause_second
+
+    def start(parent: str | None) -> TurnCommit:
+        run = RunStart(run_id="r", started_at=1, lease_token="k", parent_run_id=parent)
+        return TurnCommit(commit_id=new_commit_id(), thread_id="t", run=run)
+
+    won = asyncio.create_task(one.commit_turn(start(None)))
+    await at_head.wait()
+    lost = asyncio.create_task(two.commit_turn(start("p")))
+    await at_renew.wait()
+    head.set()
+    await at_work.wait()
+    renew.set()
+    await renewed.wait()
+    work.set()
+    assert (await won).created_run
+    with pytest.raises(RunConflict):
+        await lost
+    assert (await backend.find_run("r")).parent_run_id is None
+    assert not (await backend.list_child_runs(["p"]))["p"]
+    (row,) = await backend._db.find("chatkeep_runs", {})
+    assert "parent" not in row

@@ -24,7 +24,6 @@ __all__ = [
     "drop_pieces",
     "load_bodies",
     "object_of",
-    "pieces_in",
     "put_body",
     "split_pieces",
     "together",
@@ -161,11 +160,6 @@ async def _joined(db: Driver, t: str, piece: str, parts: int) -> bytes:
     if [row["i"] for row in found] != list(range(parts)):
         raise Torn(f"piece {piece!r}")
     return b"".join(row["data"] for row in found)
-
-
-def pieces_in(documents: Iterable[Document]) -> list[str]:
-    """Names of the pieces that documents own."""
-    return [document["piece"] for document in documents if "piece" in document]
 
 
 async def drop_pieces(db: Driver, t: str, names: Iterable[str]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 from itertools import count
-from typing import Any
 
 from chatkeep.codec import FORMAT_VERSION, JsonValue, decode, encode
 from chatkeep.rules import ANY_REVISION
@@ -120,7 +119,5 @@ def _born(scope: Scope, namespace: str, key: str) -> Document:
 async def delete_value_at(db: Driver, scope: Scope, namespace: str, key: str) -> None:
     """Remove; absent is a no-op."""
     digest = value_key(scope, namespace, key)
-    rows: list[Any] = await db.find(METADATA, {"_id": digest}, {"revision": 1})
-    while rows:
-        await delete_value(db, digest, rows[0]["revision"])
-        rows = await db.find(METADATA, {"_id": digest, "revision": rows[0]["revision"]})
+    for row in await db.find(METADATA, {"_id": digest}, {"revision": 1}):
+        await delete_value(db, digest, row["revision"])
