@@ -19,6 +19,7 @@ from chatkeep.stores import (
     ViewQuery,
 )
 from chatkeep_dynamodb.items import from_wire, item_size
+from chatkeep_dynamodb.state import Place
 
 pytestmark = pytest.mark.anyio
 
@@ -246,6 +247,34 @@ async def test_no_more_requests_are_under_way_than_there_are_threads(
         wire = tools.wire(persistence)
         await asyncio.gather(*(persistence.stores.metadata.get("n", f"k{i}") for i in range(40)))
         assert 1 < wire.most_at_once <= 3
+
+
+async def test_retention_reads_what_it_returns_and_not_all_that_is_due(
+    persistence: Persistence, wire: Any, tools: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread an hour, the first twelve with a cut: the oldest come first."""
+    hour = 0
+    monkeypatch.setattr(Place, "now", lambda _: 1_700_000_000_000 + hour * 3_600_000)
+    backend = tools.backend(persistence)
+    for hour in range(24):
+        await backend.commit_turn(tools.said(f"t{hour}", "q"))
+        if hour < 12:
+            await backend.commit_turn(tools.said(f"t{hour}", "other"))
+    hour = 1000
+    wire.clear()
+    idle = await backend.list_idle(idle_ms=1, limit=2)
+    assert [thread_id for _, thread_id in idle] == ["t0", "t1"]
+    looked_up = wire.counts["GetItem"] + sum(
+        len(part["Keys"])
+        for operation, body in wire.sent
+        if operation == "BatchGetItem"
+        for part in body["RequestItems"].values()
+    )
+    assert looked_up <= 4 * 4
+    wire.clear()
+    cut = await backend.list_cut_threads(before=2_000_000_000_000, limit=1)
+    assert [thread_id for _, thread_id in cut] == ["t0"]
+    assert wire.counts == {"Query": 4}
 
 
 async def test_children_of_many_runs_are_read_together(

@@ -6,6 +6,7 @@ import functools
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from chatkeep.codec import decode, encode
 from chatkeep.records import CutRecord, ModelMessage, ThreadInfo
@@ -18,7 +19,7 @@ from chatkeep_dynamodb.client import Action, Condition, gather
 from chatkeep_dynamodb.decide import leftover_item, put_head
 from chatkeep_dynamodb.errors import Cancelled
 from chatkeep_dynamodb.fetch import grouped, numbers_behind, prefixed, read_head
-from chatkeep_dynamodb.head import HOUR_MS, Head, parse_cut_id
+from chatkeep_dynamodb.head import Head, parse_cut_id
 from chatkeep_dynamodb.items import Item, body_of, check_format, key_of
 from chatkeep_dynamodb.keys import (
     CUT,
@@ -34,7 +35,7 @@ from chatkeep_dynamodb.keys import (
 from chatkeep_dynamodb.known import missing
 from chatkeep_dynamodb.rows import Cut, draft_expired, draft_items, message_from_item, scope_of
 from chatkeep_dynamodb.state import Place
-from chatkeep_dynamodb.table import BY_DUE, BY_SCOPE
+from chatkeep_dynamodb.table import BY_SCOPE
 from chatkeep_dynamodb.values import delete_values_of
 
 __all__ = [
@@ -219,38 +220,50 @@ async def list_threads(place: Place, limit: int, cursor: str | None, children: b
 async def list_idle(place: Place, idle_ms: int, limit: int) -> list[tuple[Scope, str]]:
     """Threads of every scope that nobody has written for so long, the longest first."""
     before = place.now() - idle_ms
-    found = await _due(place, "idle", before // HOUR_MS * HOUR_MS, inclusive=True)
-    heads = await place.table.get_many(map(key_of, found)) if found else {}
-    idle = sorted(
-        (item["updated_at"], item["created"], item["thread"], scope_of(item).key)
-        for item in heads.values()
-        if item["updated_at"] <= before
-    )
-    return [(Scope.from_key(*key), thread_id) for _, _, thread_id, key in idle[:limit]]
+    idle: list[tuple[int, int, str, Item]] = []
+
+    async def in_shard(shard: int) -> None:
+        own: list[int] = []
+        start: Any = None
+        while True:
+            page, start = await place.table.due_page(
+                f"idle/{shard}", before, inclusive=True, limit=limit, start=start
+            )
+            heads = await place.table.get_many(map(key_of, page))
+            for item in heads.values():
+                if item["updated_at"] <= before:
+                    idle.append((item["updated_at"], item["created"], item["thread"], item))
+                    own.append(item["updated_at"])
+            # The index knows hours: of the one that a page ends in more may follow.
+            hour = page[-1]["due_at"] if page else 0
+            if start is None or sum(moment < hour for moment in own) >= limit:
+                return
+
+    await gather([functools.partial(in_shard, shard) for shard in range(SHARDS)])
+    idle.sort(key=lambda found: found[:3])
+    return [(scope_of(item), thread_id) for _, _, thread_id, item in idle[:limit]]
 
 
 async def list_cut_threads(place: Place, before: int, limit: int) -> list[tuple[Scope, str]]:
     """Threads of every scope with a cut made before ``before``, the oldest cut first."""
-    found = await _due(place, "cut", before, inclusive=False)
+    found: list[Item] = []
+
+    async def in_shard(shard: int) -> None:
+        own: set[str] = set()
+        start: Any = None
+        while True:
+            page, start = await place.table.due_page(
+                f"cut/{shard}", before, inclusive=False, limit=limit, start=start
+            )
+            found.extend(page)
+            own |= {item["pk"] for item in page}
+            if start is None or len(own) >= limit:
+                return
+
+    await gather([functools.partial(in_shard, shard) for shard in range(SHARDS)])
     found.sort(key=lambda item: item["due_at"])
     threads = dict.fromkeys((scope_of(item), item["thread"]) for item in found)
     return list(threads)[:limit]
-
-
-async def _due(place: Place, what: str, moment: int, *, inclusive: bool) -> list[Item]:
-    found: list[list[Item]] = await gather(
-        [
-            functools.partial(
-                place.table.query_index,
-                BY_DUE,
-                f"{what}/{shard}",
-                below=moment,
-                inclusive=inclusive,
-            )
-            for shard in range(SHARDS)
-        ]
-    )
-    return [item for items in found for item in items]
 
 
 # -------------------------------------------------------------------------------- erasure

@@ -222,6 +222,8 @@ class Table:
         if len(wanted) == 1:
             item = await self.get(wanted[0], names)
             return {} if item is None else {wanted[0]: item}
+        if not wanted:
+            return {}
         if names:
             names = list(dict.fromkeys(("pk", "sk", *names)))
         parts = [wanted[i : i + _GET_ITEMS] for i in range(0, len(wanted), _GET_ITEMS)]
@@ -292,6 +294,24 @@ class Table:
             ExpressionAttributeValues=to_wire(values),
             ScanIndexForward=not newest_first,
         )
+
+    async def due_page(
+        self, partition: str, moment: int, *, inclusive: bool, limit: int, start: Any = None
+    ) -> tuple[list[Item], Any]:
+        """The first ``limit`` rows of a partition of the index ``by_due``, up to ``moment``, behind
+        ``start``; and the ``start`` of the page that follows, None if there is none."""
+        arguments: dict[str, Any] = {} if start is None else {"ExclusiveStartKey": start}
+        answer = await self._patiently(
+            "query",
+            TableName=self.name,
+            IndexName="by_due",
+            KeyConditionExpression=f"#h = :h AND #r {'<=' if inclusive else '<'} :r",
+            ExpressionAttributeNames={"#h": "due", "#r": "due_at"},
+            ExpressionAttributeValues=to_wire({":h": partition, ":r": moment}),
+            Limit=limit,
+            **arguments,
+        )
+        return list(map(from_wire, answer["Items"])), answer.get("LastEvaluatedKey")
 
     async def _query(
         self, limit: int | None, keep: Callable[[Item], bool] | None, **arguments: Any

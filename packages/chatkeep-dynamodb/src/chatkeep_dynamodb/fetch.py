@@ -101,7 +101,9 @@ async def numbers_behind(
 
 
 def _torn(rows: Rows) -> bool:
-    return len(rows) != rows[0].get("parts", 1)
+    """Whether some of a row's chunks are missing, or of another version."""
+    parts: int = rows[0].get("parts", 1)
+    return len(rows) != parts
 
 
 def _same(item: Item, chunk: Item) -> bool:

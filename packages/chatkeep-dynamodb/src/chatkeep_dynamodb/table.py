@@ -16,7 +16,7 @@ __all__ = ["BY_DUE", "BY_SCOPE", "EXPIRES_AT", "create_table", "require_table", 
 
 BY_SCOPE, BY_DUE = "by_scope", "by_due"
 EXPIRES_AT = "expires_at"
-"""Attribute of the time to live: of chunks of a draft that was replaced, and nothing else."""
+"""Attribute of the time to live: of the rows of a draft in chunks, and nothing else."""
 
 _POLLS = 120
 _POLL_SECONDS = 0.5
