@@ -310,3 +310,20 @@ async def test_a_deleted_thread_leaves_the_lists_unless_a_commit_may_rely_on_its
         await asyncio.sleep(0.3)
         await backend.delete_thread(thread)
         assert not lists()
+
+
+async def test_a_start_that_is_sent_again_too_late_gives_up_no_run_id_of_its_own(
+    clustered: Persistence, tools: Any
+) -> None:
+    """It was applied, and the thread does not remember it: refused, and its run is still found."""
+    backend = tools.backend(clustered)
+    late = start(lease_ms=60_000)
+    await backend.commit_turn(late)
+    for number in range(17):
+        await backend.commit_turn(tools.said("t", f"m{number}", keep=FOREVER))
+    with pytest.raises(RunConflict):
+        await backend.commit_turn(late)
+    assert (await backend.find_run("r")).thread_id == "t"
+    assert [run.run_id for run in (await backend.list_child_runs(["p"]))["p"]] == ["r"]
+    with pytest.raises(RunConflict, match="another thread"):
+        await clustered.stores.runs.create_or_resume("r", "other", started_at=1)

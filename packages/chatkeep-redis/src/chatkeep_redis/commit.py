@@ -27,7 +27,7 @@ from chatkeep.stores import NO_THREAD, RunStart, TurnReceipt
 from chatkeep_redis.encoded import EncodedCommit
 from chatkeep_redis.keys import place_of_cut, place_of_run
 from chatkeep_redis.lookups import load_runs, renew_pointers, run_conflict
-from chatkeep_redis.rows import numbers_from, run_from
+from chatkeep_redis.rows import numbers_from, run_from, unpack
 from chatkeep_redis.runner import Argument
 from chatkeep_redis.space import Space
 
@@ -62,7 +62,7 @@ async def commit_once(space: Space, encoded: EncodedCommit) -> TurnReceipt:
         receipt = await _with_hints(space, encoded, hinted)
     except (RunConflict, InterruptConflict, ThreadConflict, InvalidValue):
         if hinted.kinds:
-            await space.best_effort("giving up a run id", _release(space, encoded, hinted))
+            await space.best_effort("giving up a run id", _release_unused(space, encoded, hinted))
         raise
     if hinted.kinds and not receipt.created_run:
         await space.best_effort("giving up a run id", _release(space, encoded, hinted))
@@ -294,6 +294,16 @@ def _child(space: Space, encoded: EncodedCommit) -> tuple[bytes, str] | None:
         return None
     place = place_of_run(_place(space, encoded), start.run_id)
     return space.keys.children(space.scope, start.parent_run_id), f"{place}/{encoded.mark}"
+
+
+async def _release_unused(space: Space, encoded: EncodedCommit, hinted: _Hinted) -> None:
+    """Take back the claim of a commit that was refused, unless it was applied long before, and
+    the thread has forgotten the commit and not its run."""
+    run_id, thread_id = encoded.run_id or "", encoded.commit.thread_id
+    _, _, found = await space.of_thread("runs", thread_id, [0, 1, run_id])
+    run = {} if found[0] is None else unpack(found[0], f"run {run_id!r}")
+    if run.get("mark") != encoded.mark.encode():
+        await _release(space, encoded, hinted)
 
 
 async def _release(space: Space, encoded: EncodedCommit, hinted: _Hinted) -> None:

@@ -60,7 +60,8 @@ class _Index:
         self._space = space
         self._key = key
         self._way = "down" if newest_first else "up"
-        self._lowest, self._bound = "-inf", bound
+        self._lowest: str = "-inf"
+        self._bound = bound
         self._from = ""
         self._at = 0
         self._seen: set[bytes] = set()
@@ -70,10 +71,12 @@ class _Index:
         now, flat = await self._space.runner.run(
             "index", [self._key], [self._way, self._bound, self._at, _BATCH, self._lowest]
         )
-        rows = [(raw, int(float(score))) for raw, score in zip(flat[::2], flat[1::2], strict=True)]
+        rows: list[tuple[bytes, int]] = [
+            (raw, int(float(score))) for raw, score in zip(flat[::2], flat[1::2], strict=True)
+        ]
         self.done = len(rows) < _BATCH
         if rows:
-            last = str(rows[-1][1])
+            last = f"{rows[-1][1]}"
             # More than a batch at one time: by count, within that.
             self._at = self._at + len(rows) if last == self._from else 0
             self._from = last
