@@ -56,6 +56,9 @@ async def claim_run(db: Driver, scope: Scope, head: Head, run: RunRecord) -> boo
         "run_id": run.run_id,
         "format": FORMAT_VERSION,
     }
+    if run.parent_run_id is not None:
+        # Who lists its children finds it, and with it what its thread's commit left undone.
+        claim["parent"] = run_key(scope, run.parent_run_id)
     if await db.insert(RUNS, [claim]):
         return True
     found = await db.find(RUNS, {"_id": key}, dict.fromkeys((*claim, "body", "piece"), 1))
@@ -70,7 +73,9 @@ async def claim_run(db: Driver, scope: Scope, head: Head, run: RunRecord) -> boo
     del claim["_id"]
     # Its version too: a claim may have become a run while its head was looked at.
     same = {"_id": key, **{name: stored[name] for name in ("t", "nonce", "v")}}
-    return await db.update(RUNS, same, {"$set": claim, "$unset": dict.fromkeys(_OF_A_RUN, "")})
+    return await db.update(
+        RUNS, same, {"$set": claim, "$unset": {n: "" for n in _OF_A_RUN if n not in claim}}
+    )
 
 
 async def _fenced(db: Driver, claim: Document) -> bool:

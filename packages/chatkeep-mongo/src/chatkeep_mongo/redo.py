@@ -109,8 +109,11 @@ async def _put_run(
     db: Driver, query: Document, run: Document, version: int, stale: list[str]
 ) -> None:
     change: Document = {"$set": {**run["set"], "v": version}}
-    if run["unset"]:
-        change["$unset"] = dict.fromkeys(run["unset"], "")
+    unset = dict.fromkeys(run["unset"], "")
+    if "born" in run["set"] and "parent" not in run["set"]:
+        unset["parent"] = ""  # the claim may have been renewed by another commit, for its run
+    if unset:
+        change["$unset"] = unset
     was = await db.change(RUNS, query, change, {"piece": 1, "draft_piece": 1}, after=False)
     if was is None:
         return
