@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import random
-import secrets
 import threading
+import uuid
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -419,7 +419,7 @@ class Table:
         items = [action.to_wire(self.name) for action in actions]
         names = [action.name for action in actions]
         retry = _Patience("TransactWriteItems")
-        token = secrets.token_hex(16)
+        token = str(uuid.uuid4())
         while True:
             try:
                 await self._patiently(
