@@ -348,3 +348,24 @@ async def test_a_replay_waits_for_a_log_that_is_out_of_reach(
     assert failures == 1
     assert [body["type"] for body in bodies] == ["TEXT_MESSAGE_CONTENT", "RUN_FINISHED"]
     await log.aclose()
+
+
+@pytest.mark.anyio
+async def test_a_run_that_ends_by_itself_while_it_is_handed_over_has_ended() -> None:
+    """Nobody claims it, so its viewers would wait for nothing."""
+    signal = AbortSignal()
+
+    async def work() -> AsyncIterator[BaseEvent]:
+        yield started()
+        await signal.wait()
+        yield text("a")
+        yield finished()
+
+    log = StoredLog(memory_persistence())
+    producer = await Delivery(log).start(work(), key=KEY, thread_id="t", abort=signal)
+    await asyncio.sleep(0.02)
+    await producer.hand_over(wait_ms=60_000)
+    assert await _types(log) == ["RUN_STARTED", "TEXT_MESSAGE_CONTENT", "RUN_FINISHED"]
+    found = await log.find(KEY)
+    assert found is not None
+    assert found.finished

@@ -28,6 +28,7 @@ from chatkeep.delivery._terminal import (
     cancelled,
     check_stream,
     failed,
+    is_cancelled,
     is_terminal,
     with_terminal,
 )
@@ -79,6 +80,7 @@ class Producer:
         self._writer = writer
         self._batches = Batcher(writer)
         self._handing_over: int | None = None
+        self._held: list[BaseEvent] = []
         self._signal = abort
         self._ended = False
         self._speechless = False
@@ -134,8 +136,13 @@ class Producer:
             await self._close()
 
     async def _publish(self, event: BaseEvent) -> None:
-        if self._handing_over is not None:
-            return  # what a stopped stream says about its end is not so
+        if self._handing_over is not None and not self._ended:
+            # What a stopped stream says about its end is not so; one that ends otherwise has.
+            self._held.append(event)
+            if not is_terminal(event) or is_cancelled(event):
+                return
+            for held in self._held[:-1]:
+                await self._batches.put(held)
         await self._batches.put(event)
         self._ended = self._ended or is_terminal(event)
 
@@ -144,11 +151,13 @@ class Producer:
         await aclose(events)
         await aclose(self._stream)
         try:
-            if not self._ended:
+            if not self._ended and self._handing_over is None:
                 await self._publish(end)
             await self._batches.flush()
         except ChatkeepError:
-            await self._say(end, unsure=await self._batches.drop())
+            unsure = await self._batches.drop()
+            if self._ended or self._handing_over is None:
+                await self._say(end, unsure=unsure)
 
     async def _go_on_unseen(self, events: AsyncIterator[BaseEvent], error: StoreError) -> None:
         """The log takes no events: viewers have lost sight of the run, but its tools have had

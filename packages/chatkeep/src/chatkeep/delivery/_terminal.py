@@ -24,6 +24,7 @@ __all__ = [
     "cancelled",
     "check_stream",
     "failed",
+    "is_cancelled",
     "is_terminal",
     "with_terminal",
 ]
@@ -52,6 +53,13 @@ def check_stream(stream: object) -> AsyncIterator[BaseEvent]:
 def is_terminal(event: BaseEvent) -> bool:
     """Whether ``event`` ends a run on the wire."""
     return event.type.value in TERMINAL_TYPES
+
+
+def is_cancelled(event: BaseEvent) -> bool:
+    """Whether ``event`` says that its run was stopped."""
+    return isinstance(event, RunFinishedEvent) and isinstance(
+        event.outcome, RunFinishedCancelledOutcome
+    )
 
 
 def failed(message: str, code: str, *, thread_id: str, run_id: str) -> RunErrorEvent:
