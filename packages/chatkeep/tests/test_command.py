@@ -54,8 +54,13 @@ def test_sql_for_postgresql_needs_no_server(capsys: pytest.CaptureFixture[str]) 
     ],
 )
 def test_a_mistake_is_one_line_and_status_1(
-    arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    complaint: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    if "redis://" in arguments[1]:
+        monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: [])
     assert main(arguments) == 1
     captured = capsys.readouterr()
     assert captured.err.startswith("chatkeep: ")
