@@ -135,7 +135,7 @@ async def test_conditions_are_judged(table: Table) -> None:
         await table.update(("p", "s"), {"due_at": 8}, Condition.equal(n=1))
     with pytest.raises(ClientError):
         await table.delete(("p", "s"), Condition.equal(n=1))
-    assert await table.replace({"pk": "p", "sk": "s", "n": 4}) == changed
+    assert await table.put({"pk": "p", "sk": "s", "n": 4}) == changed
     assert await table.delete(("p", "s"), Condition.equal(n=4)) == {"pk": "p", "sk": "s", "n": 4}
     assert await table.delete(("p", "s")) is None
 
