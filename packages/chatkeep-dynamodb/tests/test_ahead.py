@@ -477,6 +477,32 @@ async def test_an_unreachable_service_leaves_old_rows_to_the_sweep(
     assert stored(tools, dynamodb_table, "leftover") == []
 
 
+async def test_rows_that_cannot_be_removed_hinder_no_sweep(
+    persistence: Persistence, wire: Any, tools: Any, dynamodb_table: DynamoTable,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    """They are logged and stay; runs whose process died are found all the same."""
+    backend = tools.backend(persistence)
+    await backend.commit_turn(commit(splice=Splice(keep_through=0, tail=messages("a", 20))))
+    wire.lose_request("BatchWriteItem")
+    await backend.commit_turn(commit(splice=Splice(keep_through=0, tail=messages("a", 20))))
+    with tools.raw(dynamodb_table) as client:
+        (left,) = stored(tools, dynamodb_table, "leftover")
+        client.update_item(
+            TableName=dynamodb_table.name,
+            Key={"pk": {"S": left["pk"]}, "sk": {"S": left["sk"]}},
+            UpdateExpression="SET messages = :odd",
+            ExpressionAttributeValues={":odd": {"S": "odd"}},
+        )
+    start = RunStart(run_id="r", started_at=1, lease_token="k", lease_ms=1)
+    await backend.commit_turn(commit(run_id="r", run=start))
+    await asyncio.sleep(0.01)
+    swept = await persistence.maintenance().sweep()
+    assert [lost.run.run_id for lost in swept] == ["r"]
+    assert "cannot be removed" in caplog.text
+    assert len(stored(tools, dynamodb_table, "leftover")) == 1
+
+
 async def test_a_service_that_goes_away_between_the_steps_is_an_outage(
     persistence: Persistence, wire: Any, tools: Any
 ) -> None:

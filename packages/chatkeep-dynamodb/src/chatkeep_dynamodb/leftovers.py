@@ -6,10 +6,12 @@ and by the deletion of a thread. Removing is idempotent; the leftover row goes l
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 
 from botocore.exceptions import ClientError
 
+from chatkeep.errors import CorruptRecord
 from chatkeep_dynamodb import ranges as rg
 from chatkeep_dynamodb.client import Action, Condition, Table
 from chatkeep_dynamodb.errors import Cancelled, error_code
@@ -35,6 +37,8 @@ from chatkeep_dynamodb.state import Place
 
 __all__ = ["clear", "sweep"]
 
+_log = logging.getLogger("chatkeep.dynamodb")
+
 _NAMES = ("pk", "sk", "kind", "run_id", "parent_run_id")
 
 _ROWS_AT_ONCE = 200
@@ -42,7 +46,11 @@ _ROWS_AT_ONCE = 200
 
 
 async def sweep(place: Place, limit: int) -> int:
-    """Remove what is left over in every scope and due; how many leftover rows were found."""
+    """Remove what is left over in every scope and due; how many leftover rows were found.
+
+    One that cannot be read is logged and stays: it must not keep the others from being removed,
+    nor the caller from its own work.
+    """
     found = [
         item
         for shard in range(SHARDS)
@@ -57,7 +65,10 @@ async def sweep(place: Place, limit: int) -> int:
     ]
     rows = await place.table.get_many(map(key_of, found)) if found else {}
     for item in rows.values():
-        await take(place.table, item)
+        try:
+            await take(place.table, item)
+        except CorruptRecord:
+            _log.exception("rows left over in thread %r cannot be removed", item["thread"])
     return len(rows)
 
 

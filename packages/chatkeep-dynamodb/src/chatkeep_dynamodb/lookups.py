@@ -216,15 +216,16 @@ async def list_child_runs(place: Place, parents: Sequence[str]) -> dict[str, lis
 
 
 async def list_lost(place: Place, limit: int) -> list[LostRun]:
-    """Running runs of every scope whose lease has run out, the longest first. On the way, what
-    writers that died have left over is removed."""
+    """Running runs of every scope whose lease has run out, the longest first. When they are found,
+    what writers that died have left over is removed."""
     now = place.now()
 
     def lost(run: StoredRun) -> int | None:
         return run.lease_until if run.lease_until is not None and run.lease_until <= now else None
 
+    found = await _due_runs(place, now, lost, limit)
     await leftovers.sweep(place, limit)
-    return await _due_runs(place, now, lost, limit)
+    return found
 
 
 async def list_reclaimable(
