@@ -13,7 +13,13 @@ from ag_ui.core import BaseEvent
 from chatkeep import memory_persistence
 from chatkeep.delivery import Delivery, DeliveryLog, RunKey, StoredLog
 from chatkeep.engine import AbortSignal
-from chatkeep.errors import BackendUnavailable, RecordTooLarge, StoreClosed
+from chatkeep.errors import (
+    BackendUnavailable,
+    CorruptRecord,
+    RecordTooLarge,
+    SchemaOutOfDate,
+    StoreClosed,
+)
 
 from .conftest import finished, started, stream_of, text
 
@@ -78,6 +84,37 @@ async def test_a_batch_that_is_sent_again_is_counted_once(monkeypatch: pytest.Mo
     found = await log.find(KEY)
     assert found is not None
     assert found.complete
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    "error", [CorruptRecord("a log", "odd"), SchemaOutOfDate("a log of a newer chatkeep")]
+)
+async def test_a_log_that_cannot_be_read_hinders_no_sweep(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    """It is logged and stays; the others are ended, and old ones go."""
+    persistence = memory_persistence()
+    backend: Any = persistence.backends[0]
+    log = StoredLog(persistence, keep_seconds=0)
+    old = await log.open(RunKey(run_id="old"), "t")
+    await old.close()
+    for name in ("spoiled", "sound"):
+        writer = await log.open(RunKey(run_id=name), "t")
+        await writer.leave(wait_ms=1)
+    kept = backend._log_take
+
+    async def take(run_id: str, *rest: Any, **options: Any) -> Any:
+        if run_id == "spoiled":
+            raise error
+        return await kept(run_id, *rest, **options)
+
+    monkeypatch.setattr(backend, "_log_take", take)
+    await asyncio.sleep(0.01)
+    assert [run.key.run_id for run in await log.sweep()] == ["sound"]
+    assert "'spoiled' cannot be ended" in caplog.text
+    assert await log.find(RunKey(run_id="old")) is None
+    assert await log.find(RunKey(run_id="spoiled")) is not None
 
 
 @pytest.mark.anyio

@@ -23,8 +23,10 @@ from chatkeep.errors import (
     BackendUnavailable,
     ChatkeepError,
     CompositionError,
+    CorruptRecord,
     EventsTrimmed,
     RunConflict,
+    SchemaOutOfDate,
     UnknownOffset,
     UnknownRun,
 )
@@ -178,11 +180,18 @@ class StoredLog:
     # -- beside the chats -----------------------------------------------------------------
 
     async def sweep(self, *, limit: int = 100) -> list[LoggedRun]:
-        """See :class:`DeliveryLog`. Crosses scopes."""
+        """See :class:`DeliveryLog`. Crosses scopes; what cannot be read is logged and left."""
         ended: list[LoggedRun] = []
         for scope, head in await self._backend.log_lost(limit=limit):
-            if await self._end_lost(self._backend.scoped(scope), head.run_id):
-                ended.append(_logged(RunKey(run_id=head.run_id, scope=scope), head, finished=True))
+            key = RunKey(run_id=head.run_id, scope=scope)
+            try:
+                closed = await self._end_lost(self._store(key), head.run_id)
+            except (CorruptRecord, SchemaOutOfDate):
+                # It must not keep the others from being ended.
+                _log.exception("the log of run %r cannot be ended as lost", head.run_id)
+                continue
+            if closed:
+                ended.append(_logged(key, head, finished=True))
         await self._backend.log_trim(closed_ms=self._keep_ms, limit=max(limit, 1000))
         return ended
 
