@@ -344,6 +344,25 @@ async def test_a_head_of_a_later_format_is_neither_read_nor_written(
     assert await stored_rows(persistence) == before
 
 
+@pytest.mark.parametrize(
+    "change",
+    ["update chatkeep_runs set extra = '{'", "update chatkeep_runs set format = 2"],
+)
+async def test_a_lost_run_that_cannot_be_read_hinders_no_sweep(
+    persistence: Persistence, tools: Any, caplog: pytest.LogCaptureFixture, change: str
+) -> None:
+    """It is logged and stays; the others are ended."""
+    runs = persistence.stores.runs
+    for name in ("spoiled", "sound"):
+        await runs.create_or_resume(name, name, started_at=1, lease_token="l", lease_ms=-9)
+    await tools.execute(persistence, f"{change} where run_id = 'spoiled'")
+    swept = await persistence.maintenance().sweep()
+    assert [lost.run.run_id for lost in swept] == ["sound"]
+    assert "thread 'spoiled' cannot be read" in caplog.text
+    rows = await tools.execute(persistence, "select run_id, status from chatkeep_runs")
+    assert sorted(rows) == [("sound", "failed"), ("spoiled", "running")]
+
+
 async def test_a_file_that_is_no_database_is_corrupt(sqlite_path: Path) -> None:
     sqlite_path.write_bytes(b"this is not a database, and it is long enough to tell" * 40)
     async with sqlite_persistence(sqlite_path) as persistence:

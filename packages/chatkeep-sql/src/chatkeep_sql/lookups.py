@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
 from chatkeep.codec import FORMAT_VERSION, encode
+from chatkeep.errors import CorruptRecord, SchemaOutOfDate
 from chatkeep.records import ModelMessage, RunRecord
 from chatkeep.rules import check_writer, renewed_run
 from chatkeep.scope import Scope, key_digest
@@ -22,6 +24,8 @@ __all__ = [
     "renew_lease",
     "save_draft",
 ]
+
+_log = logging.getLogger("chatkeep.sql")
 
 _RUN_NO, _THREAD_NO, _THREAD_ID = (len(RUN_COLUMNS) + i for i in range(3))
 
@@ -96,13 +100,24 @@ def list_reclaimable(
     if not every_scope:
         binds["by_owner"] = key_digest("owner", *scope.key)
     rows = yield sql.due_runs("detached_since", every_scope=every_scope), binds
-    return [_lost_run(row) for row in rows]
+    return _lost_runs(rows)
 
 
 def list_lost(sql: Statements, limit: int) -> Program[list[LostRun]]:
     """Running runs of every scope whose lease has run out, the longest first."""
     rows = yield sql.due_runs("lease_until", every_scope=True), {"limit": limit}
-    return [_lost_run(row) for row in rows]
+    return _lost_runs(rows)
+
+
+def _lost_runs(rows: Sequence[Any]) -> list[LostRun]:
+    """One that cannot be read is logged and left: it must not keep the others from being ended."""
+    found: list[LostRun] = []
+    for row in rows:
+        try:
+            found.append(_lost_run(row))
+        except (CorruptRecord, SchemaOutOfDate):
+            _log.exception("a run of thread %r cannot be read", row[len(RUN_COLUMNS)])
+    return found
 
 
 def _lost_run(row: Any) -> LostRun:
