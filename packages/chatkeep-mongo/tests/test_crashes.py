@@ -27,11 +27,13 @@ from chatkeep.stores import (
     TurnCommit,
     ViewQuery,
 )
+from servers.mongo import MongoDatabase
 
 pytestmark = pytest.mark.anyio
 
 Step = Callable[[Any, dict[str, Any]], Awaitable[Any]]
 EVERYTHING = ViewQuery(runs="all", interrupts="all", activities=True, drafts=True, run_id="r1")
+LATER = {"format": 2}
 
 
 def user(message_id: str, text: str = "x") -> Any:
@@ -382,6 +384,32 @@ async def test_what_a_crash_left_undone_is_done_by_a_sweep(plain: Persistence, t
     assert [(lost.run.run_id, lost.run.status) for lost in swept] == [("r", "failed")]
     assert await backend._db.find("chatkeep_threads", {"thread_id": "gone"}) == []
     assert [row["id"] for row in await backend._db.find("chatkeep_entries", {})] == ["u"]
+
+
+async def test_what_cannot_be_read_hinders_no_sweep(
+    plain: Persistence, tools: Any, mongo_database: MongoDatabase, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A head of a later format with something left to do, and a damaged run: they are logged and
+    stay, while the others are ended."""
+    backend = tools.backend(plain)
+    for name in ("sound", "spoiled"):
+        run = RunStart(run_id=name, started_at=1, lease_token="k", lease_ms=-1)
+        await backend.commit_turn(TurnCommit(commit_id=name, thread_id=name, run=run))
+    broken, _ = tools.watched(plain, crash_at=3, after=True)
+    start = RunStart(run_id="newer", started_at=1, lease_token="k", lease_ms=-1)
+    with pytest.raises(tools.Crash):
+        await broken.commit_turn(
+            commit("newer", run=start, splice=Splice(keep_through=0, tail=[user("u")]))
+        )
+    with mongo_database.opened() as database:
+        database["chatkeep_threads"].update_many({"redo.version": {"$gte": 0}}, {"$set": LATER})
+        database["chatkeep_runs"].update_one({"run_id": "spoiled"}, {"$set": {"body": "{"}})
+    swept = await plain.maintenance().sweep()
+    assert [lost.run.run_id for lost in swept] == ["sound"]
+    assert "run 'spoiled' cannot be read" in caplog.text
+    assert "has left to do cannot be done" in caplog.text
+    with mongo_database.opened() as database:
+        assert database["chatkeep_threads"].count_documents(LATER) == 1
 
 
 async def test_a_sweep_finishes_the_deletion_of_a_thread_that_never_began(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
 
 from chatkeep.codec import encode
+from chatkeep.errors import CorruptRecord, SchemaOutOfDate
 from chatkeep.records import ModelMessage, RunRecord
 from chatkeep.rules import check_writer, renewed_run
 from chatkeep.scope import Scope
@@ -29,6 +31,8 @@ __all__ = [
     "renew_lease",
     "save_draft",
 ]
+
+_log = logging.getLogger("chatkeep.mongo")
 
 _UNDONE_AT_ONCE = 1000
 _NOW: Document = {"$toLong": "$$NOW"}
@@ -200,24 +204,36 @@ async def list_lost(db: Driver, limit: int) -> list[LostRun]:
     """Running runs of every scope whose lease has run out, the longest first.
 
     What crashed commits and deletions left undone is done here too, where nobody else looks.
+    A thread or a run that cannot be read is logged and left: it must not keep the others from
+    being ended.
     """
     undone = await db.find(
         THREADS, {"redo.version": {"$gte": 0}}, {"thread_id": 1}, limit=_UNDONE_AT_ONCE
     )
+    unreadable: list[str] = []
     for row in undone:
         # A head that only keeps a thread from a run (see claims) has no id beside its key.
-        await find_head(db, row["_id"], row.get("thread_id", ""), to_write=True)
-    query = {"status": "running", "lease_until": {"$lte": await db.clock()}}
+        thread_id = row.get("thread_id", "")
+        try:
+            await find_head(db, row["_id"], thread_id, to_write=True)
+        except (CorruptRecord, SchemaOutOfDate):
+            _log.exception("what thread %r has left to do cannot be done", thread_id)
+            unreadable.append(row["_id"])
+    query: Document = {"status": "running", "lease_until": {"$lte": await db.clock()}}
+    if unreadable:
+        query["thread"] = {"$nin": unreadable}
     return await _lost_runs(db, query, "lease_until", limit)
 
 
 async def _lost_runs(db: Driver, query: Document, by: str, limit: int) -> list[LostRun]:
+    lost: list[LostRun] = []
     found = await find_runs(db, query, sort=[(by, 1), ("born", 1)], limit=limit, drafts=True)
-    return [
-        LostRun(
-            scope=Scope.from_key(document["tenant"], document["user"]),
-            run=run_of(document),
-            draft=draft_of(document),
-        )
-        for document in found
-    ]
+    for document in found:
+        scope = Scope.from_key(document["tenant"], document["user"])
+        try:
+            row = LostRun(scope=scope, run=run_of(document), draft=draft_of(document))
+        except (CorruptRecord, SchemaOutOfDate):
+            _log.exception("run %r cannot be read", document["run_id"])
+            continue
+        lost.append(row)
+    return lost
