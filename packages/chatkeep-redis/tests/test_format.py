@@ -340,6 +340,34 @@ async def test_a_commit_that_meets_such_a_value_writes_nothing(
     assert stored(anywhere) == before
 
 
+async def test_a_lost_run_that_cannot_be_read_hinders_no_sweep(
+    persistence: Persistence, anywhere: RedisSpace, tools: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Damaged, or of a later format: it is logged and keeps its place; the others are ended, also
+    those of its thread."""
+    runs = persistence.stores.runs
+    names = {"spoiled": "t", "beside": "t", "newer": "v", "sound": "u"}
+    for name, thread in names.items():
+        await runs.create_or_resume(name, thread, started_at=1, lease_token="l", lease_ms=-9)
+    head = tools.space(persistence).head_key("v")
+    with anywhere.server.client() as client:
+        (key,) = (
+            k for k in anywhere.names() if k.endswith(":open") and client.hexists(k, "spoiled")
+        )
+        good = client.hget(key, "spoiled")
+        client.hset(key, "spoiled", b"{")
+        client.hset(head, "format", "2")
+    swept = await persistence.maintenance().sweep()
+    assert {lost.run.run_id for lost in swept} == {"beside", "sound"}
+    for name in ("spoiled", "newer"):
+        assert f"run '{name}' cannot be read" in caplog.text
+    with anywhere.server.client() as client:
+        client.hset(key, "spoiled", good)
+        client.hset(head, "format", "1")
+    swept = await persistence.maintenance().sweep()
+    assert {lost.run.run_id for lost in swept} == {"spoiled", "newer"}
+
+
 async def test_a_missing_body_is_an_error_and_never_a_gap(
     persistence: Persistence, anywhere: RedisSpace
 ) -> None:

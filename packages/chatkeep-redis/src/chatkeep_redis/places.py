@@ -8,9 +8,11 @@ still rely on it, and only if nobody wrote it meanwhile.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from chatkeep.errors import CorruptRecord, SchemaOutOfDate
 from chatkeep.records import ThreadInfo
 from chatkeep.rules import decode_cursor, encode_cursor
 from chatkeep.scope import Scope
@@ -22,6 +24,8 @@ from chatkeep_redis.rows import check_format
 from chatkeep_redis.space import Space
 
 __all__ = ["list_cut_threads", "list_idle", "list_lost", "list_reclaimable", "list_threads"]
+
+_log = logging.getLogger("chatkeep.redis")
 
 _BATCH = 200
 """Places read at once."""
@@ -265,7 +269,7 @@ async def _due_runs(
     while not index.done:
         places = await index.read()
         wrong: list[tuple[_Place, int | None]] = []
-        for place, run in zip(places, await _runs(space, places), strict=True):
+        for place, run in await _runs(space, places):
             when = None if run is None else due(run)
             if run is not None and when is not None:
                 lost = LostRun(scope=place.scope, run=run.record, draft=run.draft)
@@ -279,18 +283,35 @@ async def _due_runs(
     return [row[2] for row in found[:limit]]
 
 
-async def _runs(space: Space, places: Sequence[_Place]) -> list[FoundRun | None]:
+async def _runs(space: Space, places: Sequence[_Place]) -> list[tuple[_Place, FoundRun | None]]:
+    """What stands at the places. A run that cannot be read is logged and left out: its place must
+    stay, and must not keep the others from being found."""
     wanted: dict[tuple[Scope, str], list[str]] = {}
     for place in places:
         wanted.setdefault((place.scope, place.thread_id), []).append(place.rest[0])
 
-    async def load(thread: tuple[Scope, str]) -> dict[str, FoundRun]:
-        scope, thread_id = thread
-        return await load_runs(space.scoped(scope), thread_id, wanted[thread], drafts=True)
+    async def load(thread: tuple[Scope, str]) -> dict[str, FoundRun | None]:
+        found: dict[str, FoundRun | None] = dict.fromkeys(wanted[thread])
+        here = space.scoped(thread[0])
+        try:
+            found |= await load_runs(here, thread[1], wanted[thread], drafts=True)
+        except (CorruptRecord, SchemaOutOfDate):
+            for run_id in wanted[thread]:
+                try:
+                    found |= await load_runs(here, thread[1], [run_id], drafts=True)
+                except (CorruptRecord, SchemaOutOfDate):
+                    _log.exception("run %r cannot be read", run_id)
+                    found.pop(run_id, None)
+        return found
 
     rows = await space.runner.each(list(wanted), load)
     found = dict(zip(wanted, rows, strict=True))
-    return [found[place.scope, place.thread_id].get(place.rest[0]) for place in places]
+    runs: list[tuple[_Place, FoundRun | None]] = []
+    for place in places:
+        here = found[place.scope, place.thread_id]
+        if place.rest[0] in here:
+            runs.append((place, here[place.rest[0]]))
+    return runs
 
 
 # ----------------------------------------------------------------------------------- cuts
