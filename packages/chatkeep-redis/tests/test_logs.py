@@ -11,7 +11,7 @@ from ag_ui.core import TextMessageContentEvent
 
 from chatkeep import Persistence
 from chatkeep.delivery import RunKey, StoredLog
-from chatkeep_redis import redis_persistence
+from chatkeep_redis import logs, redis_persistence
 from servers.redis import RedisSpace
 
 pytestmark = pytest.mark.anyio
@@ -90,6 +90,40 @@ async def test_a_close_whose_index_was_not_written_is_swept_all_the_same(
         client = space.runner.client
         assert [key async for key in client.scan_iter(f"{space.keys.prefix}:{{l/*")] == []
         assert await client.exists(space.keys.open_logs, space.keys.closed_logs) == 0
+
+
+@pytest.mark.parametrize("same_time", [False, True])
+async def test_a_sweep_meets_every_lost_log_while_others_are_closed(
+    redis_space: RedisSpace, monkeypatch: pytest.MonkeyPatch, same_time: bool
+) -> None:
+    """Between two reads of the index the first ones leave it; many may have run out at one time."""
+    monkeypatch.setattr(logs, "_BATCH", 4)
+    async with redis_persistence(redis_space.url()) as persistence:
+        backend: Any = persistence.backends[0]
+        names = [f"r{n:02}" for n in range(15)]
+        for name in names:
+            await backend.log_open(name, "t", name, 1)
+            await asyncio.sleep(0.002)
+        runner, index = backend._here.runner, backend._here.keys.open_logs
+        if same_time:
+            members = await runner.client.zrange(index, 0, -1)
+            await runner.client.zadd(index, dict.fromkeys(members, 1000))
+        send, ends = runner._send, iter(names[:3])
+
+        async def meddled(name: str, keys: Any, values: Any) -> Any:
+            answer = await send(name, keys, values)
+            if name == "index" and values[0] == b"up" and not same_time:
+                runner._send = send
+                if (first := next(ends, None)) is not None:
+                    await backend.log_close(first, first)
+                runner._send = meddled
+            return answer
+
+        runner._send = meddled
+        found = [head.run_id for _, head in await backend.log_lost(limit=50)]
+        runner._send = send
+        assert len(set(found)) == len(found)
+        assert set(names[3:]) <= set(found)
 
 
 def _digest() -> bytes:

@@ -229,14 +229,22 @@ async def _closed(space: Space, key: bytes, at: int) -> None:
 async def _due(
     space: Space, index: bytes, bound: str, *, limit: int | None
 ) -> list[tuple[bytes, int]]:
-    found: list[tuple[bytes, int]] = []
+    """Places up to ``bound``, each once. A batch begins at the score at which the one before
+    ended, not behind so many places: others write meanwhile."""
+    found: dict[bytes, int] = {}
+    lowest, at = "-inf", 0
     while limit is None or len(found) < limit:
-        count = _BATCH if limit is None else min(_BATCH, limit - len(found))
-        _, flat = await space.runner.run("index", [index], ["up", bound, len(found), count])
-        found += [(key, int(float(s))) for key, s in zip(flat[::2], flat[1::2], strict=True)]
-        if len(flat) < 2 * count:
+        _, flat = await space.runner.run("index", [index], ["up", bound, at, _BATCH, lowest])
+        rows = [(key, int(float(s))) for key, s in zip(flat[::2], flat[1::2], strict=True)]
+        for key, score in rows:
+            found.setdefault(key, score)
+        if len(rows) < _BATCH:
             break
-    return found
+        last = str(rows[-1][1])
+        # More than a batch at one time: by count, within that.
+        at = at + len(rows) if last == lowest else 0
+        lowest = last
+    return list(found.items())[:limit]
 
 
 async def _erase(space: Space, key: bytes) -> None:
