@@ -8,9 +8,14 @@ from typing import Any
 
 import pytest
 from ag_ui.core import TextMessageContentEvent
+from sqlalchemy import make_url
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from chatkeep import Persistence
 from chatkeep.delivery import RunKey, StoredLog
+from chatkeep_sql.listen import listen
+from chatkeep_sql.logs import CHANNEL
+from servers import Database
 
 pytestmark = pytest.mark.anyio
 KEY = RunKey(run_id="r")
@@ -88,6 +93,49 @@ async def test_a_listener_that_is_cut_off_listens_again_and_misses_nothing(
         await writer.close()
         assert await watching == ["while nobody listened", "and after"]
     await reading.aclose()
+
+
+async def test_a_notification_of_somebody_else_ends_no_listener(
+    on_postgres: Persistence,
+    tools: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It is logged, and what comes behind it is heard on the same connection."""
+    monkeypatch.setattr("chatkeep.delivery._hub._SAFETY", NEVER)
+    monkeypatch.setattr("chatkeep.delivery._hub._AFTER_FAILURE", NEVER)
+    writing, reading = StoredLog(on_postgres), StoredLog(on_postgres, poll_seconds=NEVER)
+    writer = await writing.open(KEY, "t")
+    watching = asyncio.create_task(watch(reading))
+    before = await until_listening(on_postgres, tools)
+    await tools.execute(on_postgres, "select pg_notify(:name, 'no key')", name=CHANNEL)
+    async with asyncio.timeout(10):
+        while "none of ours: 'no key'" not in caplog.text:
+            await pause()
+        await writer.append([said("a")])
+        await writer.close()
+        assert await watching == ["a"]
+    assert await listeners(on_postgres, tools) == before
+    await reading.aclose()
+
+
+async def test_a_server_that_answers_no_goodbye_is_cut_off(
+    postgres_database: Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever closes the log waits for it."""
+    monkeypatch.setattr("chatkeep_sql.listen._CLOSING", 0.05)
+    told = asyncio.Event()
+    with postgres_database.server.proxy() as proxy:
+        url = make_url(postgres_database.url("asyncpg", proxy=proxy))
+        engine = create_async_engine(url.set(drivername="postgresql+asyncpg"))
+        listening = asyncio.create_task(listen(engine, lambda _: told.set()))
+        async with asyncio.timeout(10):
+            await told.wait()
+            proxy.stall()
+            listening.cancel()
+            await asyncio.wait([listening])
+        assert "was cut off" in caplog.text
+        await engine.dispose()
 
 
 async def test_behind_a_pooler_readers_ask(opened: Any, request: pytest.FixtureRequest) -> None:
