@@ -181,9 +181,7 @@ def tests_lowest(session: nox.Session) -> None:
     # What meets the dependencies; races, crashes and long runs are the other sessions' work.
     where = [
         "packages",
-        "tests/conformance/test_memory.py",
         "tests/conformance/test_sqlite.py",
-        "tests/conformance/test_redis.py",
         "tests/e2e/test_chat.py",
         "tests/e2e/test_examples.py",
     ]
