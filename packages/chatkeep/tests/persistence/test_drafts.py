@@ -77,14 +77,13 @@ async def test_drafts_are_throttled(lab: Any, kit: Any) -> None:
 async def test_a_slow_store_has_one_draft_on_its_way_and_slows_no_stream(
     lab: Any, kit: Any
 ) -> None:
-    lab.faults.stall("save_draft", seconds=1.0, times=99)
+    lab.faults.stall("save_draft", seconds=3.0, times=99)
     middleware = lab.middleware(snapshot_streaming=True, snapshot_interval_ms=0)
-    started = asyncio.get_running_loop().time()
     task = lab.start(
         kit.user("u1", 'SCENARIO:slow {"chunks": 10, "delayMs": 2}'), middleware=middleware
     )
     await lab.until(lambda: lab.faults.applied["commit_turn"] == 2)
-    assert asyncio.get_running_loop().time() - started < 0.9
+    assert lab.faults.applied["save_draft"] == 0
     await task
     assert lab.faults.calls["save_draft"] == 1
     assert await drafts(lab) == []
